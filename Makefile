@@ -1,0 +1,40 @@
+# `make demo` and `make test` do everything on a machine that has Python 3.11+, make and a C++ compiler.
+PYTHON ?= python3
+# Which torch to install. The pinned release is a CPU build where that is what pip finds; the README says how to choose.
+TORCH_SPEC ?= torch==2.13.0
+# Further arguments of every `pip install`, such as another package index.
+PIP_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check install install-dev clean
+
+demo: install
+	$(BIN)/depthroute demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: install-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_ARGS) "$(TORCH_SPEC)"
+	$(BIN)/python -m pip install $(PIP_ARGS) -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install $(PIP_ARGS) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV)

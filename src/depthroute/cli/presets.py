@@ -1,0 +1,46 @@
+"""`depthroute presets`: the papers' systems by name."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def presets(
+    size: Annotated[str, typer.Option(help="Model size: tiny, small, rd-s, rd-m or lr-0.5b.")] = "lr-0.5b",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the papers' systems with their parameters and what each changes against its parent."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from depthroute.model.count import parameters
+    from depthroute.presets import PRESETS, expand_model
+
+    rows = []
+    for name, preset in PRESETS.items():
+        counted = parameters(expand_model({"size": size, "residual": name}))
+        rows.append(
+            {
+                "name": name,
+                "paper": preset.paper,
+                "parent": preset.parent,
+                "differs": preset.differs,
+                "parameters": counted.total,
+                "non_embedding": counted.non_embedding,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps({"size": size, "presets": rows}, indent=2))
+        return
+    known = all(row["parameters"] is not None for row in rows)
+    table = Table(title=f"size {size}", box=None, padding=(0, 2, 0, 0), title_justify="left")
+    table.add_column("preset", no_wrap=True)
+    table.add_column("parameters" if known else "without embedding, head", justify="right", no_wrap=known)
+    table.add_column("paper", no_wrap=True)
+    table.add_column("against its parent")
+    for row in rows:
+        count = row["parameters"] if known else row["non_embedding"]
+        change = f"{row['parent']}: {row['differs']}" if row["parent"] else row["differs"]
+        table.add_row(row["name"], f"{count:,}", row["paper"], change)
+    Console().print(table)

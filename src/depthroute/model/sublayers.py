@@ -1,0 +1,99 @@
+"""The two kinds of sublayer. Each maps what its site has read, already normed, to (value, key rows or None).
+
+With emitted keys the output projection has `key_rank` more rows, [value; u] = W h: one matrix product for both.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from depthroute.model.rotary import rotate
+
+Output = tuple[Tensor, Tensor | None]
+
+
+class Context(NamedTuple):
+    """What every attention of one forward pass shares."""
+
+    cos: Float[Tensor, "token half"]
+    sin: Float[Tensor, "token half"]
+    visible: Bool[Tensor, "batch 1 token token"] | None
+    """Which tokens may attend to which; None: all earlier ones."""
+
+
+class Attention(nn.Module):
+    """Grouped-query causal attention, rotary positions, optional QK-norm (before the rotation); no biases."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        *,
+        qk_norm: bool,
+        norm_gain: bool,
+        norm_eps: float,
+        key_rank: int,
+    ) -> None:
+        super().__init__()
+        self.width, self.head_width = width, head_width
+        self.q_proj = nn.Linear(width, heads * head_width, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * head_width, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * head_width, bias=False)
+        self.o_proj = nn.Linear(heads * head_width, width + key_rank, bias=False)
+        self.grouped = heads != kv_heads
+        norm = (lambda: nn.RMSNorm(head_width, norm_eps, elementwise_affine=norm_gain)) if qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(), norm()
+
+    def forward(self, inputs: tuple[Float[Tensor, "batch token width"], ...], context: Context) -> Output:
+        for_query, for_key, for_value = roles(inputs)
+        query = rotate(self.q_norm(self.split(self.q_proj(for_query))), context.cos, context.sin)
+        key = rotate(self.k_norm(self.split(self.k_proj(for_key))), context.cos, context.sin)
+        value = self.split(self.v_proj(for_value))
+        mixed = scaled_dot_product_attention(
+            query.to(value.dtype),
+            key.to(value.dtype),
+            value,
+            attn_mask=context.visible,
+            is_causal=context.visible is None,
+            enable_gqa=self.grouped,
+        )
+        return output(self.o_proj(mixed.transpose(1, 2).flatten(2)), self.width)
+
+    def split(self, x: Float[Tensor, "batch token heads"]) -> Float[Tensor, "batch head token head_width"]:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """SwiGLU: W_down (silu(W_gate x) * W_up x). Shazeer, arXiv 2002.05202."""
+
+    def __init__(self, width: int, hidden: int, *, key_rank: int) -> None:
+        super().__init__()
+        self.width = width
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width + key_rank, bias=False)
+
+    def forward(self, inputs: tuple[Float[Tensor, "batch token width"], ...], context: Context) -> Output:
+        (x,) = inputs
+        return output(self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x)), self.width)
+
+
+def roles(inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """What feeds query, key and value, from one route (all), two (query and key, value) or three."""
+    if len(inputs) == 1:
+        return inputs[0], inputs[0], inputs[0]
+    if len(inputs) == 2:
+        return inputs[0], inputs[0], inputs[1]
+    return inputs[0], inputs[1], inputs[2]
+
+
+def output(rows: Float[Tensor, "batch token rows"], width: int) -> Output:
+    if rows.shape[-1] == width:
+        return rows, None
+    value, key = torch.split(rows, [width, rows.shape[-1] - width], dim=-1)
+    return value, key

@@ -1,0 +1,161 @@
+"""A decoder-only Transformer that knows no residual.
+
+It asks the residual for each sublayer's input, norms it, and hands the sublayer's output back:
+
+    state = residual.start(embed(tokens))
+    state = residual.write(state, site, *sublayer(norm(residual.read(state, site))))      for every site
+    logits = head(norm(residual.read(state, 2L)))
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part that is Llama's has Llama's name.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from depthroute.errors import ArgumentError, ConfigError
+from depthroute.model import init
+from depthroute.model.rotary import angles
+from depthroute.model.sublayers import Attention, Context, Mlp
+from depthroute.ops import resolve
+from depthroute.residuals import AnyResidual, Residual
+from depthroute.schema import Schema
+
+
+class ModelConfig(Schema):
+    """One architecture. Widths and ranks count coordinates; standard deviations are those of the initial weights."""
+
+    vocab: PositiveInt | None = None
+    """Tokens of the vocabulary; None until a tokenizer is known."""
+    width: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    """Equal to `heads` unless given."""
+    head_width: PositiveInt
+    """width / heads unless given."""
+    hidden: PositiveInt
+    rope_theta: PositiveFloat = 500000.0
+    norm_gain: bool = False
+    norm_eps: NonNegativeFloat = 2.0**-23
+    qk_norm: bool = True
+    tied: bool = False
+    document_mask: bool = False
+    init_std: NonNegativeFloat = 0.02
+    embedding_std: NonNegativeFloat = 0.02
+    head_std: NonNegativeFloat = 0.02
+    residual: AnyResidual
+
+    @model_validator(mode="before")
+    @classmethod
+    def derive_heads(cls, raw: Any) -> Any:
+        """Fill in what follows from width and heads, so that a stored config says it."""
+        if not isinstance(raw, dict):
+            return raw
+        filled = dict(raw)
+        width, heads = filled.get("width"), filled.get("heads")
+        if filled.get("kv_heads") is None:
+            filled["kv_heads"] = heads
+        if filled.get("head_width") is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+            if width % heads:
+                raise ConfigError(f"width {width} is not a multiple of heads {heads}; change one or give head_width")
+            filled["head_width"] = width // heads
+        return filled
+
+    @model_validator(mode="after")
+    def fit_together(self) -> "ModelConfig":
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.head_width % 2:
+            raise ConfigError(f"head_width {self.head_width} is odd; rotary positions turn pairs of coordinates")
+        return self
+
+
+class Layer(nn.Module):
+    """Holds one layer's parts under Llama's names; the loop over sites is the Transformer's."""
+
+    def __init__(self, config: ModelConfig, key_rank: int) -> None:
+        super().__init__()
+        self.input_layernorm = norm(config)
+        self.self_attn = Attention(
+            config.width,
+            config.heads,
+            config.kv_heads,
+            config.head_width,
+            qk_norm=config.qk_norm,
+            norm_gain=config.norm_gain,
+            norm_eps=config.norm_eps,
+            key_rank=key_rank,
+        )
+        self.post_attention_layernorm = norm(config)
+        self.mlp = Mlp(config.width, config.hidden, key_rank=key_rank)
+
+
+class Transformer(nn.Module):
+    """See the module's docstring. `impl` names the implementation of the depth reads; `auto` is resolved here, once."""
+
+    def __init__(self, config: ModelConfig, impl: str = "auto") -> None:
+        super().__init__()
+        if config.vocab is None:
+            raise ConfigError("model.vocab: not set; give it, or train with a tokenizer that sets it")
+        self.config, self.impl = config, resolve(impl)
+        self.embed_tokens = nn.Embedding(config.vocab, config.width)
+        self.residual: Residual[Any] = config.residual.build(config.width, config.layers, self.impl)
+        self.layers = nn.ModuleList([Layer(config, self.residual.key_rank) for _ in range(config.layers)])
+        self.norm = norm(config)
+        self.lm_head = nn.Linear(config.width, config.vocab, bias=False)
+        if config.tied:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(
+        self, tokens: Int[Tensor, "batch token"], documents: Int[Tensor, "batch token"] | None = None
+    ) -> Float[Tensor, "batch token vocab"]:
+        """Logits of the next token.
+
+        Args:
+            tokens: token ids.
+            documents: the document of every token; with `document_mask` on, attention never crosses documents.
+        """
+        embedding = self.embed_tokens(tokens)
+        context = self.context(embedding, documents)
+        state = self.residual.start(embedding)
+        for site, (site_norm, sublayer) in enumerate(self.sublayers()):
+            inputs = tuple(site_norm(mixed) for mixed in self.residual.read(state, site))
+            state = self.residual.write(state, site, *sublayer(inputs, context))
+        (readout,) = self.residual.read(state, 2 * self.config.layers)
+        return self.lm_head(self.norm(readout))
+
+    def sublayers(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """Every sublayer with its PreNorm, in the order of the sites."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            yield layer.input_layernorm, layer.self_attn
+            yield layer.post_attention_layernorm, layer.mlp
+
+    def context(self, embedding: Tensor, documents: Tensor | None) -> Context:
+        tokens = embedding.shape[1]
+        cos, sin = angles(tokens, self.config.head_width, self.config.rope_theta, embedding)
+        if not self.config.document_mask:
+            return Context(cos, sin, None)
+        if documents is None:
+            raise ArgumentError("documents: this model masks attention by document; give every token's document")
+        causal = torch.ones(tokens, tokens, dtype=torch.bool, device=documents.device).tril()
+        same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
+        return Context(cos, sin, (same & causal).unsqueeze(1))
+
+    def initialise(self, seed: int) -> "Transformer":
+        """Draw every matrix from a generator keyed by (seed, parameter name); equal seeds share equal parts."""
+        stds = {"embed_tokens.weight": self.config.embedding_std, "lm_head.weight": self.config.head_std}
+        if self.config.tied:
+            stds["lm_head.weight"] = self.config.embedding_std
+        init.initialise(self, seed, self.config.width, stds, self.config.init_std)
+        self.residual.reset_parameters()
+        return self
+
+
+def norm(config: ModelConfig) -> nn.RMSNorm:
+    return nn.RMSNorm(config.width, config.norm_eps, elementwise_affine=config.norm_gain)

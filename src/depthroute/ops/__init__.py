@@ -1,0 +1,79 @@
+"""The depth read as two functions on tensors.
+
+    attend   z_i = <q, g * RMSNorm(k_i)> + prior_i,  a = softmax_i(z),  mixed = sum_i a_i v_i,  lse = log sum_i exp z_i
+    merge    joins two reads of disjoint sources into the read of their union
+
+`reference.py` is the specification, in plain torch; every other implementation is a file beside it with the same two
+functions, checked against it. Only this package names implementations.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from depthroute.errors import ArgumentError
+from depthroute.ops import reference
+from depthroute.ops.checks import check_attend, check_merge
+from depthroute.ops.result import Attended
+from depthroute.schema import nearest
+
+__all__ = ["IMPLEMENTATIONS", "Attended", "attend", "merge", "resolve"]
+
+IMPLEMENTATIONS = {"reference": reference}
+
+
+def resolve(impl: str) -> str:
+    """The implementation that `impl` stands for. `auto` is the reference until another is measured to be faster."""
+    if impl == "auto":
+        return "reference"
+    if impl not in IMPLEMENTATIONS:
+        choices = ("auto", *IMPLEMENTATIONS)
+        raise ArgumentError(f"impl: '{impl}' is not available in this version {nearest(impl, choices)}")
+    return impl
+
+
+def attend(
+    queries: Float[Tensor, "query rank"],
+    keys: Sequence[Float[Tensor, "*token rank"]] | None,
+    values: Sequence[Float[Tensor, "*token width"]],
+    prior: Sequence[float] | Float[Tensor, " source"] | None = None,
+    *,
+    eps: float,
+    gain: Float[Tensor, " rank"] | None = None,
+    impl: str = "auto",
+) -> Attended:
+    """Read from depth: every query mixes the values of all sources, at each token on its own.
+
+        z_i = <q, g * RMSNorm(k_i)> + prior_i,   a = softmax_i(z),   mixed = sum_i a_i v_i
+
+    Attention Residuals (arXiv 2603.15031); there is no 1/sqrt(rank) scale and the values are not normalised.
+
+    Args:
+        queries: one row a query.
+        keys: one tensor a source, or None: the last `rank` coordinates of each value (the whole value if rank = width).
+        values: one tensor a source, all of one shape, dtype and device.
+        prior: one number a source, added to its logit (in nats); None adds nothing.
+        eps: added to the mean square of a key before the root.
+        gain: learned gain of the key norm, shared by the queries.
+        impl: which implementation computes it.
+
+    Returns:
+        mixed, `query *token width`, in the values' dtype; lse, `query *token`, in fp32 (fp64 for fp64 input).
+
+    Raises:
+        ArgumentError: no source; shapes, dtypes or devices that do not fit; rank above width; eps not finite.
+    """
+    check_attend(queries, keys, values, prior, eps, gain)
+    return IMPLEMENTATIONS[resolve(impl)].attend(queries, keys, values, prior, eps=eps, gain=gain)
+
+
+def merge(first: Attended, second: Attended, *, impl: str = "auto") -> Attended:
+    """The read of the union of two disjoint sets of sources, from the reads of each.
+
+        p = sigmoid(lse_2 - lse_1),   mixed = mixed_1 + p (mixed_2 - mixed_1),   lse = log(exp lse_1 + exp lse_2)
+
+    Exact, gradients through lse included. Attention Residuals (arXiv 2603.15031), two-phase schedule.
+    """
+    check_merge(first, second)
+    return IMPLEMENTATIONS[resolve(impl)].merge(first, second)

@@ -1,0 +1,59 @@
+"""The specification: one depth read, in plain torch.
+
+    z_i = < q, g * RMSNorm(k_i) > + prior_i        RMSNorm(k) = k / sqrt(mean(k^2) + eps)
+    a   = softmax over the sources
+    mixed = sum_i a_i v_i,   lse = log sum_i exp z_i
+
+Attention Residuals, arXiv 2603.15031. Everything inside is fp32 (fp64 if any input is), whatever autocast says; the
+mixture is cast once, on the way out. Sources are never stacked: backward keeps references to them and numbers a token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from depthroute.ops.result import Attended
+
+
+def attend(
+    queries: Float[Tensor, "query rank"],
+    keys: Sequence[Float[Tensor, "*token rank"]] | None,
+    values: Sequence[Float[Tensor, "*token width"]],
+    prior: Sequence[float] | Float[Tensor, " source"] | None,
+    *,
+    eps: float,
+    gain: Float[Tensor, " rank"] | None,
+) -> Attended:
+    rank = queries.shape[1]
+    inside = compute_dtype(queries, *values, *(keys or ()))
+    with torch.autocast(values[0].device.type, enabled=False):
+        query = queries.to(inside) if gain is None else queries.to(inside) * gain.to(inside)
+        logits = [score(query, key.to(inside), eps) for key in keys or [value[..., -rank:] for value in values]]
+        if prior is not None:
+            logits = [logit + prior[i] for i, logit in enumerate(logits)]
+        z = torch.stack(logits)
+        first, *weights = torch.softmax(z, dim=0).unsqueeze(-1).unbind(0)
+        mixed = first * values[0].to(inside)
+        for weight, value in zip(weights, values[1:], strict=True):
+            mixed = torch.addcmul(mixed, weight, value.to(inside))
+        return Attended(mixed.to(values[0].dtype), torch.logsumexp(z, dim=0))
+
+
+def score(query: Float[Tensor, "query rank"], key: Float[Tensor, "*token rank"], eps: float) -> Tensor:
+    """<q, RMSNorm(k)>: the norm is one number a token, so it is taken out of the product and no normed key is kept."""
+    scale = torch.rsqrt(key.square().mean(-1) + eps)
+    return (key @ query.mT).movedim(-1, 0) * scale
+
+
+def merge(first: Attended, second: Attended) -> Attended:
+    inside = compute_dtype(first.mixed, first.lse)
+    with torch.autocast(first.mixed.device.type, enabled=False):
+        share = torch.sigmoid(second.lse.to(inside) - first.lse.to(inside)).unsqueeze(-1)
+        mixed = torch.lerp(first.mixed.to(inside), second.mixed.to(inside), share)
+        return Attended(mixed.to(first.mixed.dtype), torch.logaddexp(first.lse, second.lse))
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32

@@ -1,0 +1,86 @@
+"""What a sublayer reads and writes: one file (or folder) here is one residual, found by its name.
+
+A residual's module has a docstring with its equation and paper, a `Config` and the class that the config builds. Config
+keys, contract tests and study arms follow from `names()`; nothing else has to be edited.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, Generic, TypeVar
+
+from jaxtyping import Float
+from pydantic import BeforeValidator, SerializeAsAny
+from torch import Tensor, nn
+
+from depthroute.errors import ConfigError
+from depthroute.schema import Schema, nearest
+
+State = TypeVar("State", bound=tuple[Any, ...])
+
+
+class Residual(nn.Module, ABC, Generic[State]):
+    """The depth side of a decoder of `L` layers: sites 0 .. 2L-1 feed the sublayers, site 2L the final norm.
+
+        state = start(embedding),  state = write(state, site, *sublayer(read(state, site))),  readout = read(state, 2L)
+
+    The state is an immutable tuple of tensors, all in the embedding's dtype. Nothing of a forward pass is kept on
+    `self`, and every read is local to a token.
+    """
+
+    key_rank: int
+    """Rows that each sublayer's output projection computes beside its value: the rank of emitted keys, 0 for none."""
+
+    @abstractmethod
+    def start(self, embedding: Float[Tensor, "*token width"]) -> State:
+        """The state before the first sublayer."""
+
+    @abstractmethod
+    def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
+        """What the site is fed: one tensor for all roles, two (query and key, value) or three (query, key, value)."""
+
+    @abstractmethod
+    def write(
+        self,
+        state: State,
+        site: int,
+        value: Float[Tensor, "*token width"],
+        key: Float[Tensor, "*token rank"] | None,
+    ) -> State:
+        """The state after sublayer `site` has given its value and, where `key_rank` is not 0, its key."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Give every parameter that is not a drawn matrix its constant start."""
+
+
+class ResidualConfig(Schema, ABC):
+    """A concrete config has a field `name`, the name of its module."""
+
+    @abstractmethod
+    def build(self, width: int, layers: int, impl: str) -> Residual[Any]:
+        """The residual of a model of this width (coordinates of a value) and this many layers."""
+
+
+def names() -> list[str]:
+    """Every residual there is: the names of this folder's modules."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def config_class(name: str) -> type[ResidualConfig]:
+    if name not in names():
+        raise ConfigError(f"residual '{name}' does not exist {nearest(name, names())}")
+    return importlib.import_module(f"{__name__}.{name}").Config
+
+
+def parse(raw: object) -> ResidualConfig:
+    """The config that plain data describes; its key `name` says which residual."""
+    if isinstance(raw, ResidualConfig):
+        return raw
+    if not isinstance(raw, dict) or "name" not in raw:
+        raise ConfigError(f"give a mapping with a name, such as {{name: additive}} (names: {', '.join(names())})")
+    return config_class(str(raw["name"])).parse(raw)  # pyright: ignore[reportUnknownArgumentType]
+
+
+AnyResidual = Annotated[SerializeAsAny[ResidualConfig], BeforeValidator(parse)]
+"""The type of a config field that holds any residual."""

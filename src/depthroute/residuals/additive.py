@@ -1,0 +1,46 @@
+"""The running sum of the PreNorm Transformer: the baseline that reads nothing but the total.
+
+    x_0 = embedding,   x_{t+1} = x_t + f_t(norm(x_t))
+
+Xiong et al., *On Layer Normalization in the Transformer Architecture*, arXiv 2002.04745.
+"""
+
+from typing import Literal, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from depthroute.residuals import Residual, ResidualConfig
+
+
+class State(NamedTuple):
+    stream: Float[Tensor, "*token width"]
+
+
+class Additive(Residual[State]):
+    key_rank = 0
+
+    def start(self, embedding: Float[Tensor, "*token width"]) -> State:
+        return State(embedding)
+
+    def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
+        return (state.stream,)
+
+    def write(
+        self,
+        state: State,
+        site: int,
+        value: Float[Tensor, "*token width"],
+        key: Float[Tensor, "*token rank"] | None,
+    ) -> State:
+        return State(state.stream + value.to(state.stream.dtype))
+
+    def reset_parameters(self) -> None:
+        """There is none."""
+
+
+class Config(ResidualConfig):
+    name: Literal["additive"] = "additive"
+
+    def build(self, width: int, layers: int, impl: str) -> Additive:
+        return Additive()

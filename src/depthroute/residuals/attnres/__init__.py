@@ -1,0 +1,134 @@
+"""Attention residuals: a sublayer reads a learned softmax over earlier outputs instead of their sum.
+
+    z_i = < q[t, rho], g * RMSNorm(k_i) > + prior_i,   a = softmax_i(z),   mix[t, rho] = sum_i a_i v_i
+
+at every site `t` for each route `rho`, over the sources visible there. The mixture replaces the residual stream. Three
+independent choices give every system of the papers, each in a file of its own:
+
+    sources   what can be read      full, blocks, block_layers, block_sublayers
+    keys      what is scored        value, sliced, subset, projected
+    routes    who reads             shared, qk_v, q_k_v and the controls
+
+*Attention Residuals*, arXiv 2603.15031; *Low-Rank Attention Residuals*, arXiv 2607.09694; *Role-Decoupled Attention
+Residuals*, arXiv 2608.01075. A block's value may be scaled, c^-alpha * sum, and preferred, prior = beta log c, with c
+the number of summed outputs (the low-rank paper's code). Queries start at zero: every read is then the mean of its
+sources, and the network is the PreNorm network.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+import torch
+from jaxtyping import Float
+from pydantic import NonNegativeFloat, model_validator
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from depthroute.errors import ConfigError
+from depthroute.residuals import Residual, ResidualConfig
+from depthroute.residuals.attnres.keys import AnyKeys, Value
+from depthroute.residuals.attnres.routes import Read, Route, read_class
+from depthroute.residuals.attnres.sources import AnySources, Blocks, Full, Layout
+
+
+class Config(ResidualConfig):
+    """Attention residuals as sources x keys x routes."""
+
+    name: Literal["attnres"] = "attnres"
+    sources: AnySources = Blocks(blocks=8)
+    keys: AnyKeys = Value()
+    routes: Route = "shared"
+    alpha: float = 0.0
+    beta: float = 0.0
+    gain: bool = False
+    eps: NonNegativeFloat = 2.0**-23
+
+    @model_validator(mode="after")
+    def scaling_needs_blocks(self) -> "Config":
+        if isinstance(self.sources, Full) and (self.alpha, self.beta) != (0, 0):
+            raise ConfigError("alpha and beta scale block sums, but with sources 'full' every source is one output")
+        return self
+
+    def build(self, width: int, layers: int, impl: str) -> "AttentionResidual":
+        return AttentionResidual(self, width, layers, impl)
+
+
+class State(NamedTuple):
+    """The sources visible at the next site: the embedding, every finished block's sum, the live sum if it has begun."""
+
+    values: tuple[Float[Tensor, "*token width"], ...]
+    keys: tuple[Float[Tensor, "*token rank"], ...]
+    """Emitted keys, summed like the values; empty where keys are taken from the values."""
+
+
+class AttentionResidual(Residual[State]):
+    """See the module's docstring for the equation."""
+
+    def __init__(self, config: Config, width: int, layers: int, impl: str) -> None:
+        super().__init__()
+        if layers < 2 and config.routes != "shared":
+            raise ConfigError(f"routes '{config.routes}' need 2 layers: the first attention reads the embedding alone")
+        rank = config.keys.rank(width)
+        self.config, self.width = config, width
+        self.key_rank = rank if config.keys.emitted else 0
+        self.layout = Layout(config.sources, layers)
+        self.reads = nn.ModuleDict()
+        for site in range(1, 2 * layers + 1):  # site 0 has one source: the read is the source, and owns no query
+            kind = read_class(config.routes, site, layers)
+            self.reads[str(site)] = kind(rank, gain=config.gain, eps=config.eps, impl=impl)
+        self.embedding_key = nn.Linear(width, rank, bias=False) if config.keys.emitted else None
+        self.coordinates: Tensor | None
+        self.register_buffer("coordinates", config.keys.coordinates(width), persistent=False)
+
+    def start(self, embedding: Float[Tensor, "*token width"]) -> State:
+        rows = None if self.embedding_key is None else self.embedding_key(embedding)
+        return State((embedding,), self.emit(rows, embedding.dtype))
+
+    def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
+        if site == 0:
+            return state.values
+        counts = self.layout.counts[site]
+        values: Sequence[Tensor] = state.values
+        if self.config.alpha != 0:
+            values = [value * count**-self.config.alpha for value, count in zip(values, counts, strict=True)]
+        prior = [self.config.beta * math.log(count) for count in counts] if self.config.beta != 0 else None
+        return self.reads[str(site)](self.keys(state, values), values, prior)
+
+    def keys(self, state: State, values: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """What `attend` scores; None says: the last coordinates of the values."""
+        if self.key_rank:
+            return state.keys
+        if self.coordinates is not None:
+            return [value.index_select(-1, self.coordinates) for value in values]
+        return None
+
+    def write(
+        self,
+        state: State,
+        site: int,
+        value: Float[Tensor, "*token width"],
+        key: Float[Tensor, "*token rank"] | None,
+    ) -> State:
+        dtype, opens = state.values[0].dtype, site in self.layout.opens
+        return State(
+            with_output(state.values, (value.to(dtype),), opens), with_output(state.keys, self.emit(key, dtype), opens)
+        )
+
+    def emit(self, rows: Float[Tensor, "*token rank"] | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The emitted key RMSNorm(u) of a projection's key rows u; nothing where there are none."""
+        return () if rows is None else (rms_norm(rows.to(dtype), rows.shape[-1:], eps=self.config.eps),)
+
+    def reset_parameters(self) -> None:
+        for read in self.reads.values():
+            cast(Read, read).reset_parameters()
+        if self.coordinates is not None:  # not in the weights: a model built on the meta device has lost it
+            drawn = self.config.keys.coordinates(self.width)
+            self.coordinates = cast(Tensor, drawn).to(self.coordinates.device)
+
+
+def with_output(sources: tuple[Tensor, ...], output: tuple[Tensor, ...], opens: bool) -> tuple[Tensor, ...]:
+    """The sources after one more output: a source of its own where it opens a block, else added to the live sum."""
+    if opens:
+        return (*sources, *output)
+    return (*sources[:-1], *(live + new for live, new in zip(sources[-1:], output, strict=True)))

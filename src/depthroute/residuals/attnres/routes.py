@@ -1,0 +1,137 @@
+"""Who reads: how many queries a site has, and what each mixture feeds.
+
+At an attention site (MLP sites and the readout always have one query, but for `placebo`):
+
+    shared        one mixture feeds q, k and v                                                  2603.15031
+    qk_v          one query for q and k, another for v                                          2608.01075, RD
+    q_k_v         one query for each role
+    tied          both routes of qk_v are read, with one parameter                              2608.01075, control
+    average       the two routes of qk_v are read, their mean feeds every role                  2608.01075, control
+    frozen_v      the value route's query stays zero: it is the plain mean of the sources       2608.01075, control
+    placebo       the second query moves to the same layer's MLP site, fed the mean of its two mixtures
+    temperature   q_v = exp(s) q_qk, one trained scalar a read: flatter or sharper, never elsewhere
+
+All of them are the same function at the start, bit for bit: queries and s start at zero.
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from depthroute.ops import attend
+
+Route = Literal["shared", "qk_v", "q_k_v", "tied", "average", "frozen_v", "placebo", "temperature"]
+
+
+class Read(nn.Module, ABC):
+    """One site's read of depth."""
+
+    learned: ClassVar[tuple[str, ...]]
+    """Names of the learned queries."""
+
+    def __init__(self, rank: int, *, gain: bool, eps: float, impl: str) -> None:
+        super().__init__()
+        self.eps, self.impl = eps, impl
+        for name in self.learned:
+            self.register_parameter(name, nn.Parameter(torch.zeros(rank)))
+        self.gain = nn.Parameter(torch.ones(rank)) if gain else None
+
+    def queries(self) -> Float[Tensor, "query rank"]:
+        return torch.stack([self.get_parameter(name) for name in self.learned])
+
+    def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
+        """The tensors that the sublayer is fed: each route's mixture."""
+        return mixed.unbind(0)
+
+    def forward(
+        self,
+        keys: Sequence[Float[Tensor, "*token rank"]] | None,
+        values: Sequence[Float[Tensor, "*token width"]],
+        prior: Sequence[float] | None,
+    ) -> tuple[Float[Tensor, "*token width"], ...]:
+        read = attend(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
+        return self.feed(read.mixed)
+
+    def reset_parameters(self) -> None:
+        for name, parameter in self.named_parameters():
+            nn.init.constant_(parameter, 1.0 if name == "gain" else 0.0)
+
+
+class Shared(Read):
+    learned = ("query",)
+
+
+class QkV(Read):
+    learned = ("query_qk", "query_v")
+
+
+class QKV(Read):
+    learned = ("query_q", "query_k", "query_v")
+
+
+class Tied(Read):
+    learned = ("query_qk",)
+
+    def queries(self) -> Float[Tensor, "query rank"]:
+        query = self.get_parameter("query_qk")
+        return torch.stack([query, query])
+
+
+class Average(Read):
+    learned = ("query_qk", "query_v")
+
+    def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
+        return (mixed.mean(0),)
+
+
+class FrozenV(Read):
+    learned = ("query_qk",)
+
+    def queries(self) -> Float[Tensor, "query rank"]:
+        query = self.get_parameter("query_qk")
+        return torch.stack([query, torch.zeros_like(query)])
+
+
+class PlaceboMlp(Read):
+    learned = ("query_first", "query_second")
+
+    def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
+        return (mixed.mean(0),)
+
+
+class Temperature(Read):
+    learned = ("query_qk",)
+
+    def __init__(self, rank: int, *, gain: bool, eps: float, impl: str) -> None:
+        super().__init__(rank, gain=gain, eps=eps, impl=impl)
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    def queries(self) -> Float[Tensor, "query rank"]:
+        query = self.get_parameter("query_qk")
+        return torch.stack([query, self.log_temperature.exp() * query])
+
+
+AT_ATTENTION: dict[Route, type[Read]] = {
+    "shared": Shared,
+    "qk_v": QkV,
+    "q_k_v": QKV,
+    "tied": Tied,
+    "average": Average,
+    "frozen_v": FrozenV,
+    "placebo": Shared,
+    "temperature": Temperature,
+}
+
+
+def read_class(routes: Route, site: int, layers: int) -> type[Read]:
+    """The read at site 1 .. 2 * layers: even sites feed an attention, odd ones an MLP, the last one the final norm."""
+    if site == 2 * layers:
+        return Shared
+    if site % 2 == 0:
+        return AT_ATTENTION[routes]
+    # Layer 0's attention has no query, so its MLP gets none in exchange.
+    return PlaceboMlp if routes == "placebo" and site > 1 else Shared

@@ -1,0 +1,173 @@
+"""The run directory: what one training leaves behind, and how every tool reads it. Imports no torch.
+
+config.yaml      the expanded configuration
+manifest.json    its digest, versions, resolved impl, device, data and tokenizer digests, parameter count
+metrics.jsonl    one event a line; the source of truth for every number
+checkpoints/     step-00000100/{model.safetensors, optimizer.safetensors, checkpoint.json}
+model/           model.safetensors and config.json, once training is over
+.lock            held by the process that trains here; empty
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from depthroute.errors import RunError
+
+CONFIG, MANIFEST, METRICS, CHECKPOINTS, MODEL = "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints", "model"
+MODEL_FILES = ("model.safetensors", "config.json")
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` beside `path`, force it to the disk, then rename: a reader sees the old file or the new one."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make the directory `path` hold exactly `files`: written aside, then renamed as a whole over an older one."""
+    aside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        for name, content in files.items():
+            write_atomic(aside / name, content)
+        if path.exists():
+            remove_directory(path)
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    sync_directory(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Delete a directory; a kill in the middle leaves nothing that looks like a directory of that name."""
+    aside = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside)
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold `run` (made if it is missing) for this process. The system frees the lock when the process ends, however."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{run}: another process trains here; wait for it, or choose another --run") from None
+        yield
+
+
+def started(run: Path) -> bool:
+    """Whether `run` already holds any part of a run."""
+    return any((run / name).exists() for name in (CONFIG, MANIFEST, METRICS, CHECKPOINTS, MODEL))
+
+
+def manifest(run: Path) -> dict[str, Any]:
+    """The parsed manifest.json of a run."""
+    path = run / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing; {run} is not a run directory, or its run never started") from None
+    except ValueError as error:
+        raise RunError(f"{path}: damaged ({error}); the run cannot be trusted, start it again elsewhere") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path}: damaged (not a JSON object); the run cannot be trusted, start it again elsewhere")
+    return content
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Every event of metrics.jsonl in order. A last line without its end is still being written, and is left out."""
+    path = run / METRICS
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing; {run} is not a run directory, or its run never started") from None
+    events = []
+    for number, line in enumerate(lines[:-1], start=1):
+        event = None
+        with suppress(ValueError):
+            event = json.loads(line)
+        if not isinstance(event, dict) or not {"event", "step", "tokens"} <= event.keys():
+            raise RunError(f"{path}: line {number} is damaged; restore the file or start the run again elsewhere")
+        events.append(event)
+    return events
+
+
+def finished(run: Path) -> bool:
+    """Whether training ended: the last event is `end` and the model lies in model/."""
+    if not (run / METRICS).exists() or not all((run / MODEL / name).is_file() for name in MODEL_FILES):
+        return False
+    events = metrics(run)
+    return bool(events) and events[-1]["event"] == "end"
+
+
+def final_evaluation(run: Path) -> dict[str, dict[str, Any]]:
+    """The last evaluation event of each held-out set, by its name; RunError if the run has not ended."""
+    if not finished(run):
+        raise RunError(f"{run}: the run has not ended; finish it with --resume")
+    return {event["held_out"]: event for event in metrics(run) if event["event"] == "evaluation"}
+
+
+def cut_metrics(run: Path, step: int) -> None:
+    """Take metrics.jsonl back to the moment of the checkpoint of `step`: after that step, before its evaluation."""
+    path = run / METRICS
+    events = metrics(run) if path.exists() else []
+    kept = [e for e in events if e["step"] < step or (e["event"] == "step" and e["step"] == step)]
+    steps = [e["step"] for e in kept if e["event"] == "step"]
+    if steps != list(range(1, step + 1)):
+        missing = next(n for n, found in enumerate([*steps, None], start=1) if n != found)
+        raise RunError(f"{path}: step {missing} is missing or out of order; restore the file or start elsewhere")
+    write_atomic(path, b"".join(encode(event) for event in kept))
+
+
+def encode(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event, allow_nan=False).encode() + b"\n"
+
+
+class MetricsWriter:
+    """Appends events to metrics.jsonl. `write` hands a whole line to the system; `sync` forces all to the disk."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / METRICS
+        self._file = self._path.open("ab", buffering=0)
+
+    def write(self, event: str, **fields: Any) -> None:
+        line = memoryview(encode({"event": event, **fields}))
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written ({error.strerror}); mend it and use --resume") from error
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()

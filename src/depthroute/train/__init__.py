@@ -1,0 +1,1 @@
+"""Training: one configuration, one run directory."""

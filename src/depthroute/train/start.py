@@ -1,0 +1,85 @@
+"""What happens before the first step: may this run start or go on here, with this configuration, data and machine?"""
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from depthroute import config as configuration
+from depthroute import runs
+from depthroute.config import Config
+from depthroute.data.shards import Dataset
+from depthroute.errors import ConfigError, RunError
+from depthroute.model.transformer import Transformer
+from depthroute.train import device as devices
+
+VERSIONS = ("torch", "numpy", "depthroute")
+
+
+def check_directory(run: Path, config: Config, resume: bool) -> None:
+    """RunError if the directory holds a run and `resume` is off, or a run of another configuration."""
+    if runs.started(run) and not resume:
+        raise RunError(f"{run}: already holds a run; go on with it by --resume, or choose another --run")
+    if not (run / runs.CONFIG).exists():
+        return
+    try:
+        before = configuration.load(run / runs.CONFIG)
+    except ConfigError as error:
+        raise RunError(f"{run / runs.CONFIG}: cannot be read ({error}); restore it, or start elsewhere") from None
+    key = configuration.first_difference(before, config)
+    if key is not None:
+        was, now = configuration.value_at(before, key), configuration.value_at(config, key)
+        raise RunError(f"{run}: cannot resume with another configuration: {key} was {was!r}, now {now!r}")
+
+
+def build_model(config: Config, vocab: int, device: torch.device) -> Transformer:
+    """The run's model with its initial weights. ConfigError if its vocabulary is too small for the tokenizer's."""
+    given = config.model.vocab
+    if given is not None and given < vocab:
+        raise ConfigError(f"model.vocab: {given} is smaller than the tokenizer's {vocab}; leave it out or raise it")
+    model_config = config.model if given is not None else config.model.model_copy(update={"vocab": vocab})
+    with device:
+        model = Transformer(model_config, config.impl)
+    return model.initialise(config.seed)
+
+
+def record(run: Path, config: Config, model: Transformer, data: Dataset, device: torch.device) -> dict[str, Any]:
+    """Write config.yaml and manifest.json, or compare with the ones of the run that goes on. Returns the manifest."""
+    now = describe(config, model, data, device)
+    if (run / runs.MANIFEST).exists():
+        compare(run, runs.manifest(run), now)
+    else:
+        runs.write_atomic(run / runs.CONFIG, configuration.dump(config).encode())
+        runs.write_atomic(run / runs.MANIFEST, json.dumps(now, indent=2).encode() + b"\n")
+    return now
+
+
+def describe(config: Config, model: Transformer, data: Dataset, device: torch.device) -> dict[str, Any]:
+    return {
+        "config_digest": configuration.digest(config),
+        "data_digest": data.digest,
+        "tokenizer_digest": data.tokenizer_digest,
+        "vocab": model.config.vocab,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "impl": model.impl,
+        "device": devices.name(device),
+        "precision": config.precision,
+        "deterministic": config.deterministic,
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
+    }
+
+
+def compare(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """RunError unless the run goes on under the very conditions it began with, as its bits depend on them all."""
+    then, here = configuration.flatten(before), configuration.flatten(now)
+    key = next((key for key in {**then, **here} if then.get(key) != here.get(key)), None)
+    if key is not None:
+        raise RunError(
+            f"{run}: cannot resume, its bits would differ: {key} in {runs.MANIFEST} is {then.get(key)!r}, "
+            f"now {here.get(key)!r}; restore that, or start anew with another --run"
+        )

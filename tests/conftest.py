@@ -1,0 +1,15 @@
+"""Shared by all tests."""
+
+import jaxtyping
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def as_a_user():
+    """Switch off the shape checks that only tests have, to meet the library's own."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

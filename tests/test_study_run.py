@@ -1,0 +1,299 @@
+"""Studies that really train: pairs, interruption and continuation to the same bits, failures that hide nothing."""
+
+import io
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+from depthroute import runs
+from depthroute.cli import study as commands
+from depthroute.errors import ConfigError, RunError
+from depthroute.study.conduct import conduct
+from depthroute.study.dashboard import Dashboard, Working
+from depthroute.study.execute import Outcome, environment
+from depthroute.study.lock import held, locked
+from depthroute.study.plan import Study, plan_runs, read_study
+from depthroute.study.progress import last_step
+from depthroute.study.results import collect
+from depthroute.study.statistics import paired
+from studies import STEPS, command, depthroute, raw_study, write_study, write_text
+from studies import environment as shell
+
+PAIRS = [("prenorm", 3), ("rd", 3), ("prenorm", 1), ("rd", 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder with text, study.yaml and the study trained without a break in `whole`, its output in result.json.
+
+    Parallel test processes share it: whichever comes first makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "study"
+    folder.mkdir(exist_ok=True)
+    with locked(folder, print):
+        if not (folder / "result.json").exists():
+            study = write_study(folder, raw_study(write_text(folder)))
+            done = depthroute("study", "run", study, "--dir", "whole", "--json", cwd=folder)
+            assert done.returncode == 0, done.stderr
+            assert "rd seed 1: finished" in done.stderr
+            (folder / "result.json").write_text(done.stdout)
+    return folder
+
+
+def again(folder: Path, directory: Path, change: Callable[[dict[str, Any]], object] = dict) -> tuple[Any, Outcome]:
+    """Conduct the study in this process, which trains nothing unless something is missing."""
+    raw = raw_study(folder / "text.txt")
+    change(raw)
+    study = write_study(directory.parent, raw, f"{directory.name}.yaml")
+    text = study.read_text(encoding="utf-8")
+    return conduct(read_study(study), text, directory, folder / "data", Console(file=io.StringIO()))
+
+
+def weights(study: Path) -> dict[str, bytes]:
+    return {
+        f"{arm} {seed}": (study / "runs" / arm / str(seed) / "model/model.safetensors").read_bytes()
+        for arm, seed in PAIRS
+    }
+
+
+def losses(results: Any) -> dict[tuple[str, int], Any]:
+    return {(run["arm"], run["seed"]): run["held_out"] for run in results["runs"]}
+
+
+def test_results_are_the_runs_own_numbers_and_their_paired_differences(folder: Path) -> None:
+    results = json.loads((folder / "result.json").read_text())
+    assert results == json.loads((folder / "whole/results.json").read_text())
+    assert results["missing"] == []
+    assert list(losses(results)) == PAIRS
+    nll = {}
+    for (arm, seed), held_out in losses(results).items():
+        event = runs.metrics(folder / "whole/runs" / arm / str(seed))[-2]
+        assert (event["event"], event["step"]) == ("evaluation", STEPS)
+        assert held_out == {
+            "validation": {
+                "nll": event["nll"],
+                "bits_per_byte": event["bits_per_byte"],
+                "tokens": event["tokens_evaluated"],
+            }
+        }
+        nll[arm, seed] = event["nll"]
+    (difference,) = results["differences"]
+    values = [nll["rd", seed] - nll["prenorm", seed] for seed in (3, 1)]
+    assert (difference["arm"], difference["baseline"]) == ("rd", "prenorm")
+    assert list(difference["by_seed"].values()) == values
+    assert difference["summary"]["mean"] == paired(values).mean
+    assert difference["summary"]["low"] == paired(values).low
+    assert len(results["provenance"]["data_digest"]) == len(results["provenance"]["versions"]) == 1
+    assert results["provenance"]["threads"] == [1]
+
+
+def test_equal_seeds_start_from_equal_losses_and_others_do_not(folder: Path) -> None:
+    first = {(arm, seed): runs.metrics(folder / "whole/runs" / arm / str(seed))[0]["nll"] for arm, seed in PAIRS}
+    assert first["prenorm", 3] == pytest.approx(first["rd", 3], abs=1e-5)
+    assert abs(first["prenorm", 3] - first["prenorm", 1]) > 1e-3
+
+
+def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder: Path) -> None:
+    study, place = folder / "study.yaml", folder / "broken"
+
+    def start_and(signal_number: int) -> tuple[int, str]:
+        """Begin or go on, and send the signal when a run that has just been taken up is at work."""
+        before = steps_done(place)
+        process = subprocess.Popen(
+            command("study", "run", study, "--dir", place), cwd=folder, env=shell(), stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 60
+        while steps_done(place) < before + 8:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal_number)
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, errors
+
+    code, errors = start_and(signal.SIGINT)
+    assert code == 130
+    assert "saves a checkpoint" in errors or "save a checkpoint" in errors
+    assert f"go on with: depthroute study run {study} --dir {place} --data data" in errors
+    assert any((place / "runs" / "prenorm" / "3" / "checkpoints").iterdir())
+    assert not held(place)
+
+    code, _ = start_and(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while held(place):
+        assert time.monotonic() < deadline, "workers go on without their study"
+        time.sleep(0.05)
+    assert not all(runs.finished(place / "runs" / arm / str(seed)) for arm, seed in PAIRS)
+
+    results, outcome = again(folder, place)
+    assert outcome == Outcome([], 0)
+    assert weights(place) == weights(folder / "whole")
+    assert losses(results) == losses(json.loads((folder / "result.json").read_text()))
+
+
+def steps_done(place: Path) -> int:
+    return sum((last_step(place / "runs" / arm / str(seed)) or {"step": 0})["step"] for arm, seed in PAIRS)
+
+
+def test_a_failing_arm_is_reported_with_its_log_and_hides_no_other(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder / "failing"
+    shutil.copytree(folder / "whole", place)
+    raw = raw_study(folder / "text.txt")
+    raw["arms"]["wild"] = {"optimizer": {"matrices": {"learning_rate": 1e30}}, "clip": None}
+    with pytest.raises(typer.Exit) as end:
+        commands.run(write_study(folder, raw, "failing.yaml"), place, folder / "data", None, False)
+    assert end.value.exit_code == 1
+    printed = capsys.readouterr()
+    log = place / "logs/wild/3.log"
+    assert "this study adds arm wild" in printed.err
+    assert f"wild seed 3 failed; its log {log} ends:" in printed.err
+    assert "nll is nan" in printed.err
+    assert "nll is nan" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    whole = json.loads((folder / "result.json").read_text())
+    results = json.loads((place / "results.json").read_text())
+    assert losses(results) == losses(whole)
+    assert results["differences"] == whole["differences"]
+    assert [(run["arm"], run["seed"], run["steps"]) for run in results["missing"]] == [
+        ("wild", 3, STEPS),
+        ("wild", 1, STEPS),
+    ]
+    assert f"{whole['differences'][0]['summary']['mean']:+.4f}" in printed.out
+    assert f"log {log}" in printed.out
+
+
+def test_the_status_of_a_study_is_its_table_and_what_is_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder / "partial"
+    shutil.copytree(folder / "whole", place)
+    shutil.rmtree(place / "runs/rd/1")
+    commands.status(place, False)
+    printed = capsys.readouterr().out
+    assert "rd seed 1: not one step yet" in printed
+    assert "one pair" in printed
+    assert "nothing is at work" in printed
+    commands.status(place, True)
+    assert json.loads(capsys.readouterr().out)["missing"][0]["arm"] == "rd"
+    with pytest.raises(ConfigError, match="no such file"):
+        commands.status(folder / "data", False)
+
+
+def test_a_finished_study_trains_nothing_again(folder: Path) -> None:
+    place = folder / "finished"
+    shutil.copytree(folder / "whole", place)
+    before = weights(place)
+    results, outcome = again(folder, place, lambda raw: raw.update(baseline="rd", question="And now?"))
+    assert outcome == Outcome([], 0)
+    assert weights(place) == before
+    assert [entry["arm"] for entry in results["differences"]] == ["prenorm"]
+    assert read_study(place / "study.yaml").question == "And now?"
+
+
+def test_another_study_is_refused_and_nothing_is_overwritten(folder: Path) -> None:
+    place = folder / "other"
+    shutil.copytree(folder / "whole", place)
+    kept = (place / "study.yaml").read_bytes()
+    with pytest.raises(RunError, match=r"holds another study: batch of its arm prenorm is 8, here 4"):
+        again(folder, place, lambda raw: raw["base"].update(batch=4))
+    assert (place / "study.yaml").read_bytes() == kept
+    (place / "study.yaml").unlink()
+    with pytest.raises(RunError, match=r"holds runs but no study\.yaml"):
+        again(folder, place)
+    (place / "study.yaml").write_bytes(kept)
+    shutil.copytree(place / "runs/rd/3", place / "runs/rd/1", dirs_exist_ok=True)
+    with pytest.raises(RunError, match="seed is 3, but the study says 1"):
+        again(folder, place)
+
+
+def test_a_second_study_in_the_same_directory_is_refused(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "busy"
+    place.mkdir()
+    assert not held(place)
+    with locked(place, print):
+        assert held(place)
+        with pytest.raises(RunError, match="another study run"):
+            again(folder, place)
+    assert not held(place)
+    assert not (place / "study.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("manifest.json", "data_digest", "f00", "different data_digest"),
+        ("manifest.json", "tokenizer_digest", "f00", "different tokenizer_digest"),
+        ("manifest.json", "config_digest", "f00", "another configuration"),
+        ("metrics.jsonl", "tokens_evaluated", 64, "different held-out tokens"),
+    ],
+)
+def test_runs_that_are_no_pairs_are_not_compared(
+    folder: Path, tmp_path: Path, file: str, key: str, value: object, message: str
+) -> None:
+    place = tmp_path / "mixed"
+    shutil.copytree(folder / "whole", place)
+    path = place / "runs/rd/1" / file
+    if file == "manifest.json":
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    else:
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        changed = [{**event, key: value} if key in event else event for event in events]
+        path.write_text("".join(json.dumps(event) + "\n" for event in changed))
+    study = read_study(place / "study.yaml")
+    with pytest.raises(RunError, match=message):
+        collect(study, plan_runs(study), place)
+
+
+def test_workers_get_one_thread_and_a_steady_allocator_on_a_cpu() -> None:
+    run = plan_runs(Study.parse(raw_study(Path("text.txt"))))[0]
+    variables = environment(run.config, 0, {"HOME": "/home/someone", "OMP_NUM_THREADS": "8"})
+    assert variables["HOME"] == "/home/someone"
+    assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == "1"
+    assert variables["MALLOC_MMAP_MAX_"] == "0"
+    assert variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bf16|cuda"):
+        again(folder, tmp_path / "elsewhere", lambda raw: raw["base"].update(device="cuda", precision="bf16"))
+    assert not (tmp_path / "elsewhere/runs").exists()
+
+
+def test_the_newest_step_is_found_behind_other_events_and_damage(tmp_path: Path) -> None:
+    assert last_step(tmp_path) is None
+    lines = [{"event": "step", "step": n, "nll": 2.0} for n in range(1, 4)] + [{"event": "evaluation", "step": 3}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / runs.METRICS).write_text(text + '{"event": "step", "st\n{"event": "step", "step": 4, "nl')
+    assert last_step(tmp_path) == {"event": "step", "step": 3, "nll": 2.0}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_line_a_worker_and_a_pipe_none_at_once() -> None:
+    working = [Working("rd seed 1", 30, 60, 4.25, 72.0), Working("prenorm seed 1", 0, 60, None, None)]
+    screen, pipe = Terminal(), io.StringIO()
+    for file in (screen, pipe):
+        console = Console(file=file, force_terminal=isinstance(file, Terminal), width=100, _environ={"TERM": "xterm"})
+        with Dashboard(console) as dashboard:
+            dashboard.say("[bold] is printed as it is")
+            dashboard.show("1 of 4 runs complete", working)
+        assert "[bold] is printed as it is" in file.getvalue()
+    for part in ("1 of 4 runs complete", "rd seed 1", "30/60", "training NLL 4.250", "1m 12s left", "starting"):
+        assert part in screen.getvalue()
+    assert "rd seed 1" not in pipe.getvalue()
