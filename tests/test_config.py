@@ -84,9 +84,9 @@ def test_a_key_that_one_side_lacks_is_a_difference():
         ("model: {size: tiny}\n", [], "model.residual: missing"),
         ("- 1\n", [], "must be a mapping"),
         ("batch: 4\naccumulation: 3\n", [], "accumulation 3 does not divide batch 4"),
-        ("tokens: 2048\n", [], "schedule.warmup 20 leaves none of the 1 steps"),
+        ("tokens: 1024\n", [], "schedule.warmup 20 leaves none of the 1 steps"),
         ("evaluation: {milestones: [9000000]}\n", [], "evaluation.milestones reach 9000000, tokens 1000000"),
-        ("evaluation: {tokens: 255}\n", [], "evaluation.tokens 255 is less than one window of length 256"),
+        ("evaluation: {tokens: 127}\n", [], "evaluation.tokens 127 is less than one window of length 128"),
         ("evaluation: {milestones: [5, 5]}\n", [], "evaluation: milestones must rise"),
         ("evaluation: {milestones: [5], every: 5}\n", [], "evaluation: give milestones or every, not both"),
         ("optimizer: {betas: [0.9, 1.0]}\n", [], "optimizer.betas.1: Input should be less than 1"),
@@ -121,3 +121,10 @@ def test_yaml_cannot_build_python_objects(tmp_path):
 def test_numbers_in_exponent_notation_are_numbers():
     assert config.parse_yaml("[1e-3, 2E6, -1.e2, 3.5e+1, 1e, e3]", "here") == [1e-3, 2e6, -100.0, 35.0, "1e", "e3"]
     assert plain(tokens=1e6).tokens == 1_000_000
+
+
+@pytest.mark.parametrize("key", ["tokens", "threads", "clip", "seed", "model.layers", "optimizer.queries"])
+def test_a_truth_value_is_no_number(key, tmp_path):
+    path = written(tmp_path / "run.yaml", TINY)
+    with pytest.raises(ConfigError, match="give a number, not True"):
+        config.load(path, [f"{key}=yes"])

@@ -102,7 +102,7 @@ class Config(Schema):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     batch: PositiveInt = 8
-    length: PositiveInt = 256
+    length: PositiveInt = 128
     accumulation: PositiveInt = 1
     tokens: PositiveInt = 1_000_000
     """Budget; the last step may pass it by less than a batch."""

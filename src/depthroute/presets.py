@@ -64,7 +64,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def residual(name: str, blocks: int | None = None, rank: int | None = None) -> dict[str, Any]:
     """The residual config of a preset, as plain data. `blocks` is 8 and `rank` the paper's unless given."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"preset '{name}' does not exist {nearest(name, list(PRESETS))}")
     preset = PRESETS[name]
     if rank is not None and preset.rank is None:
@@ -83,7 +83,7 @@ def residual(name: str, blocks: int | None = None, rank: int | None = None) -> d
 
 def size(name: str) -> dict[str, Any]:
     """The shape of a model size, as plain data without a residual."""
-    if name not in SIZES:
+    if not isinstance(name, str) or name not in SIZES:
         raise ConfigError(f"size '{name}' does not exist {nearest(name, list(SIZES))}")
     return dict(SIZES[name])
 

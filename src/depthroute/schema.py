@@ -2,9 +2,9 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_serializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_serializer, model_validator
 
 from depthroute.errors import ConfigError
 
@@ -14,6 +14,16 @@ Parsed = TypeVar("Parsed", bound="Schema")
 class Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def no_truth_value_as_a_number(cls, raw: Any) -> Any:
+        """YAML reads `yes` as true, and pydantic would read true as 1."""
+        for name, value in raw.items() if isinstance(raw, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and types(field.annotation) & {int, float}:
+                raise ValueError(f"{name}: give a number, not {value}")
+        return raw
+
     @classmethod
     def parse(cls: type[Parsed], raw: Mapping[str, Any], where: str = "") -> Parsed:
         """Validate plain data. `where` is the dotted key (or file) that an error message starts with."""
@@ -21,6 +31,12 @@ class Schema(BaseModel):
             return cls.model_validate(raw)
         except ValidationError as error:
             raise ConfigError(one_line(error, cls, where)) from None
+
+
+def types(annotation: Any) -> set[Any]:
+    """The plain types of an annotation: int and None for an optional bounded number."""
+    inner = get_args(annotation)
+    return set[Any]().union(*map(types, inner)) if inner else {annotation}
 
 
 def nearest(word: str, choices: "list[str] | tuple[str, ...]") -> str:
