@@ -205,3 +205,24 @@ def test_reads_that_do_not_belong_together_are_not_merged():
 
 def test_auto_stands_for_an_implementation_that_is_there():
     assert resolve("auto") in IMPLEMENTATIONS
+
+
+@pytest.mark.parametrize("rank", [64, 16], ids=["value keys", "sliced keys"])
+def test_backward_keeps_references_to_the_sources_and_numbers_a_token(rank):
+    values = [torch.randn(32, 64, requires_grad=True) for _ in range(9)]
+    queries = torch.randn(2, rank, requires_grad=True)
+    saved = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        attend(queries, None, values, eps=1e-6)
+    references = {tensor.untyped_storage().data_ptr() for tensor in (*values, queries)}
+    assert references <= saved.keys()
+    a_source = values[0].untyped_storage().nbytes()
+    assert all(size < a_source for storage, size in saved.items() if storage not in references)
+    # A logit's two factors and its weight, for each query and source at each token.
+    assert sum(size for storage, size in saved.items() if storage not in references) <= 4 * 2 * 9 * 32 * 4

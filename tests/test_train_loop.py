@@ -12,6 +12,7 @@ from depthroute.data.building import build
 from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, DataError, RunError
 from depthroute.model.transformer import ModelConfig, Transformer
+from depthroute.presets import PRESETS
 from depthroute.train.device import computes_bf16
 from depthroute.train.evaluate import evaluation_steps
 from depthroute.train.losses import losses, micro_batches
@@ -118,6 +119,27 @@ def test_a_batch_depends_on_the_seed_and_the_evaluation_does_not(run, folder):
     assert events(other, "step")[0]["nll"] != events(run, "step")[0]["nll"]
     sizes = [[e["tokens_evaluated"] for e in events(r, "evaluation")] for r in (run, other)]
     assert sizes[0] == sizes[1]
+
+
+def test_every_preset_trains_on_the_same_first_batches_at_equal_seeds_and_on_others_at_other_seeds(folder):
+    def batches_seen(preset: str, seed: int) -> bytes:
+        seen = []
+
+        def note(module, inputs):
+            if isinstance(module, Transformer) and torch.is_grad_enabled():
+                seen.append(inputs[0].numpy().tobytes())
+
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+        options = {"rank": 8} if PRESETS[preset].rank else {}
+        model = {"width": 32, "layers": 2, "heads": 2, "hidden": 48, "residual": {"preset": preset, **options}}
+        changes = {"tokens": 3 * 64, "schedule": {"warmup": 1}, "evaluation": {"tokens": 16}}
+        training.trained(folder, f"{preset}-{seed}", model=model, seed=seed, **changes)
+        handle.remove()
+        assert len(seen) == 3
+        return b"".join(seen)
+
+    assert len({batches_seen(preset, seed=1) for preset in PRESETS}) == 1
+    assert batches_seen("rd", seed=2) != batches_seen("prenorm", seed=3)
 
 
 def test_evaluation_comes_at_the_first_step_that_reaches_a_milestone(folder):

@@ -15,6 +15,16 @@ from depthroute.model.rotary import rotate
 Output = tuple[Tensor, Tensor | None]
 
 
+class SublayerFlops(NamedTuple):
+    """Forward FLOPs a token; a product and its sum are two."""
+
+    linear: int
+    """Products with the weights, key rows apart."""
+    key_rows: int
+    attention: int
+    """Scores and mixtures over tokens, on average over the positions of a causal sequence."""
+
+
 class Context(NamedTuple):
     """What every attention of one forward pass shares."""
 
@@ -64,6 +74,11 @@ class Attention(nn.Module):
         )
         return output(self.o_proj(mixed.transpose(1, 2).flatten(2)), self.width)
 
+    def flops(self, tokens: int) -> SublayerFlops:
+        linear = sum(part.weight.numel() for part in (self.q_proj, self.k_proj, self.v_proj, self.o_proj))
+        key_rows = (self.o_proj.out_features - self.width) * self.o_proj.in_features
+        return SublayerFlops(2 * (linear - key_rows), 2 * key_rows, 2 * self.o_proj.in_features * (tokens + 1))
+
     def split(self, x: Float[Tensor, "batch token heads"]) -> Float[Tensor, "batch head token head_width"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
@@ -81,6 +96,11 @@ class Mlp(nn.Module):
     def forward(self, inputs: tuple[Float[Tensor, "batch token width"], ...], context: Context) -> Output:
         (x,) = inputs
         return output(self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x)), self.width)
+
+    def flops(self, tokens: int) -> SublayerFlops:
+        linear = sum(part.weight.numel() for part in (self.gate_proj, self.up_proj, self.down_proj))
+        key_rows = (self.down_proj.out_features - self.width) * self.down_proj.in_features
+        return SublayerFlops(2 * (linear - key_rows), 2 * key_rows, 0)
 
 
 def roles(inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ keys, contract tests and study arms follow from `names()`; nothing else has to b
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from jaxtyping import Float
 from pydantic import BeforeValidator, SerializeAsAny
@@ -17,6 +17,17 @@ from depthroute.errors import ConfigError
 from depthroute.schema import Schema, nearest
 
 State = TypeVar("State", bound=tuple[Any, ...])
+
+
+class ReadFlops(NamedTuple):
+    """Forward FLOPs a token of all depth reads, by the papers' convention: a product and its sum are two."""
+
+    score: int
+    """Inner products of queries and keys, and the keys' norms."""
+    mix: int
+    """Weighted sums of values."""
+    key_projection: int
+    """Keys that the residual itself projects; those of the sublayers' key rows are the sublayers'."""
 
 
 class Residual(nn.Module, ABC, Generic[State]):
@@ -48,6 +59,10 @@ class Residual(nn.Module, ABC, Generic[State]):
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
         """The state after sublayer `site` has given its value and, where `key_rank` is not 0, its key."""
+
+    @abstractmethod
+    def flops(self) -> ReadFlops:
+        """What all reads of one token cost in a forward pass."""
 
     @abstractmethod
     def reset_parameters(self) -> None:

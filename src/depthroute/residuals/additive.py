@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from depthroute.residuals import Residual, ResidualConfig
+from depthroute.residuals import ReadFlops, Residual, ResidualConfig
 
 
 class State(NamedTuple):
@@ -34,6 +34,9 @@ class Additive(Residual[State]):
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
         return State(state.stream + value.to(state.stream.dtype))
+
+    def flops(self) -> ReadFlops:
+        return ReadFlops(0, 0, 0)
 
     def reset_parameters(self) -> None:
         """There is none."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from depthroute.errors import ConfigError
-from depthroute.residuals import Residual, ResidualConfig
+from depthroute.residuals import ReadFlops, Residual, ResidualConfig
 from depthroute.residuals.attnres.keys import AnyKeys, Value
 from depthroute.residuals.attnres.routes import Read, Route, read_class
 from depthroute.residuals.attnres.sources import AnySources, Blocks, Full, Layout
@@ -70,7 +70,7 @@ class AttentionResidual(Residual[State]):
         if layers < 2 and config.routes != "shared":
             raise ConfigError(f"routes '{config.routes}' need 2 layers: the first attention reads the embedding alone")
         rank = config.keys.rank(width)
-        self.config, self.width = config, width
+        self.config, self.width, self.rank = config, width, rank
         self.key_rank = rank if config.keys.emitted else 0
         self.layout = Layout(config.sources, layers)
         self.reads = nn.ModuleDict()
@@ -118,6 +118,14 @@ class AttentionResidual(Residual[State]):
     def emit(self, rows: Float[Tensor, "*token rank"] | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The emitted key RMSNorm(u) of a projection's key rows u; nothing where there are none."""
         return () if rows is None else (rms_norm(rows.to(dtype), rows.shape[-1:], eps=self.config.eps),)
+
+    def flops(self) -> ReadFlops:
+        """R = sum over sites of reads * sources * (2 r + 2 d), and the embedding's key, 2 r d."""
+        scored = sum(
+            cast(Read, read).executed * len(self.layout.counts[int(site)]) for site, read in self.reads.items()
+        )
+        keys = 0 if self.embedding_key is None else 2 * self.embedding_key.weight.numel()
+        return ReadFlops(2 * self.rank * scored, 2 * self.width * scored, keys)
 
     def reset_parameters(self) -> None:
         for read in self.reads.values():

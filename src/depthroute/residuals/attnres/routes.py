@@ -32,6 +32,8 @@ class Read(nn.Module, ABC):
 
     learned: ClassVar[tuple[str, ...]]
     """Names of the learned queries."""
+    executed: ClassVar[int]
+    """Mixtures that one read computes: rows of `queries()`."""
 
     def __init__(self, rank: int, *, gain: bool, eps: float, impl: str) -> None:
         super().__init__()
@@ -41,6 +43,7 @@ class Read(nn.Module, ABC):
         self.gain = nn.Parameter(torch.ones(rank)) if gain else None
 
     def queries(self) -> Float[Tensor, "query rank"]:
+        """One row a mixture."""
         return torch.stack([self.get_parameter(name) for name in self.learned])
 
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
@@ -63,18 +66,22 @@ class Read(nn.Module, ABC):
 
 class Shared(Read):
     learned = ("query",)
+    executed = 1
 
 
 class QkV(Read):
     learned = ("query_qk", "query_v")
+    executed = 2
 
 
 class QKV(Read):
     learned = ("query_q", "query_k", "query_v")
+    executed = 3
 
 
 class Tied(Read):
     learned = ("query_qk",)
+    executed = 2
 
     def queries(self) -> Float[Tensor, "query rank"]:
         query = self.get_parameter("query_qk")
@@ -83,6 +90,7 @@ class Tied(Read):
 
 class Average(Read):
     learned = ("query_qk", "query_v")
+    executed = 2
 
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
         return (mixed.mean(0),)
@@ -90,6 +98,7 @@ class Average(Read):
 
 class FrozenV(Read):
     learned = ("query_qk",)
+    executed = 2
 
     def queries(self) -> Float[Tensor, "query rank"]:
         query = self.get_parameter("query_qk")
@@ -98,6 +107,7 @@ class FrozenV(Read):
 
 class PlaceboMlp(Read):
     learned = ("query_first", "query_second")
+    executed = 2
 
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
         return (mixed.mean(0),)
@@ -105,6 +115,7 @@ class PlaceboMlp(Read):
 
 class Temperature(Read):
     learned = ("query_qk",)
+    executed = 2
 
     def __init__(self, rank: int, *, gain: bool, eps: float, impl: str) -> None:
         super().__init__(rank, gain=gain, eps=eps, impl=impl)
