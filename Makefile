@@ -6,6 +6,7 @@ TORCH_SPEC ?= torch==2.13.0
 PIP_ARGS ?=
 
 VENV := .venv
+ASKED := $(PYTHON) $(TORCH_SPEC) $(PIP_ARGS)
 BIN := $(VENV)/bin
 
 .PHONY: demo test check install install-dev clean
@@ -24,7 +25,12 @@ check: install-dev
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: pyproject.toml Makefile
+# Another interpreter, torch or index asks for another environment.
+.PHONY: FORCE
+$(VENV)/.asked: FORCE
+	@echo '$(ASKED)' | cmp -s - $@ || { rm -rf $(VENV) && mkdir $(VENV) && echo '$(ASKED)' > $@; }
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.asked
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)

@@ -1,13 +1,22 @@
 """A tiny study on generated text, for the tests of the comparison."""
 
+import io
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from rich.console import Console
+
+from depthroute.study.conduct import conduct
+from depthroute.study.execute import Outcome
+from depthroute.study.lock import locked
+from depthroute.study.plan import read_study
 
 WORDS = ("depth", "route", "layer", "source", "query", "block", "value", "mixed", "token", "site")
 STEPS = 60
@@ -68,3 +77,36 @@ def depthroute(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(
         command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240, check=False
     )
+
+
+def trained_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder with text, study.yaml and the study trained without a break in `whole`, its output in result.json.
+
+    Parallel test processes share it: whichever comes first makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "study"
+    folder.mkdir(exist_ok=True)
+    with locked(folder, print):
+        if not (folder / "result.json").exists():
+            study = write_study(folder, raw_study(write_text(folder)))
+            done = depthroute("study", "run", study, "--dir", "whole", "--json", cwd=folder)
+            assert done.returncode == 0, done.stderr
+            assert "whole: planned now, in prereg.json" in done.stderr
+            assert "rd seed 1: finished" in done.stderr
+            (folder / "result.json").write_text(done.stdout)
+    return folder
+
+
+def again(folder: Path, directory: Path, change: Callable[[dict[str, Any]], object] = dict) -> tuple[Any, Outcome]:
+    """Conduct the study in this process, which trains nothing unless something is missing."""
+    study = changed_study(folder, directory, change)
+    text = study.read_text(encoding="utf-8")
+    return conduct(read_study(study), text, directory, folder / "data", Console(file=io.StringIO()), file=study.name)
+
+
+def changed_study(folder: Path, directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The study's file with a change, beside `directory`."""
+    raw = raw_study(folder / "text.txt")
+    change(raw)
+    return write_study(directory.parent, raw, f"{directory.name}.yaml")

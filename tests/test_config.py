@@ -128,3 +128,30 @@ def test_a_truth_value_is_no_number(key, tmp_path):
     path = written(tmp_path / "run.yaml", TINY)
     with pytest.raises(ConfigError, match="give a number, not True"):
         config.load(path, [f"{key}=yes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("? [a, b]\n: 3\n", "a key must be a word"),
+        ("{? {a: b} : 2}\n", "a key must be a word"),
+        ("a: 2020-99-99\n", "not YAML that can be read"),
+        ("a: !!int foo\n", "not YAML that can be read"),
+        ("a: !!timestamp foo\n", "not YAML that can be read"),
+        ("model: tiny\n", "model: give a mapping of keys to values, not 'tiny'"),
+        (TINY + "schedule:\n", "schedule: give a mapping of keys to values, not None"),
+        (TINY + "tokens: '32'\n", "tokens: give a number, not '32'"),
+        (TINY + "seed: 99999999999999999999\n", "seed: 99999999999999999999 is out of range"),
+        (TINY + "threads: 100000\n", "threads: "),
+        (TINY.replace("tiny", "tiny, width: '32'"), "width: give a number, not '32'"),
+        (TINY.replace("tiny", "[tiny]"), "size '['tiny']' does not exist"),
+        (TINY.replace("blocks: 4", "bloks: 4"), "bloks: unknown key beside a preset (did you mean 'blocks'"),
+        (TINY.replace("rd", ""), "preset 'None' does not exist"),
+        (TINY + "arms: {}\nseeds: []\n", "describes a study; use depthroute study run"),
+    ],
+)  # fmt: skip
+def test_what_a_hasty_hand_writes_is_one_line(text, message, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        config.load(written(tmp_path / "run.yaml", text))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

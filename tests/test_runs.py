@@ -84,9 +84,14 @@ def test_a_run_has_finished_when_the_end_is_written_and_the_model_is_there(tmp_p
     with pytest.raises(RunError, match="has not ended"):
         runs.final_evaluation(tmp_path)
     with (tmp_path / runs.METRICS).open("ab") as file:
-        file.write(runs.encode(event("end", 1)))
+        file.write(runs.encode(event("end", 1, model=runs.model_sums(tmp_path))))
     assert runs.finished(tmp_path)
     assert runs.final_evaluation(tmp_path)["validation"]["nll"] == 2.0
+    for name in runs.MODEL_FILES:
+        (tmp_path / runs.MODEL / name).write_bytes(b"x")
+        with pytest.raises(RunError, match=f"{name}: damaged .* delete {tmp_path}/model and train with --resume"):
+            runs.finished(tmp_path)
+        (tmp_path / runs.MODEL / name).write_bytes(b"")
     (tmp_path / runs.MODEL / runs.MODEL_FILES[0]).unlink()
     assert not runs.finished(tmp_path)
 

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from depthroute.errors import ConfigError, RunError
-from depthroute.study.plan import Study, check_continues, overlay, plan_runs, read_study
+from depthroute.errors import ConfigError
+from depthroute.study.cells import Planned, overlay
+from depthroute.study.plan import Contrast, Study, contrasts, plan_runs, read_study
+from depthroute.study.prereg import built_impl
+from depthroute.study.tuning import tuning_runs
 from studies import raw_study, write_study
 
 RAW = raw_study(Path("text.txt"))
+STUDIES = sorted((Path(__file__).parents[1] / "studies").glob("*.yaml"))
+TUNING = {"seeds": [7], "tokens": 5120, "held_out": "spare", "grid": {"optimizer.queries": [0.001, 0.003]}}
+SIZES = {"two": {"model.layers": 2}, "three": {"model.layers": 3}}
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -51,8 +57,8 @@ def test_a_nested_override_merges_and_a_dotted_one_replaces() -> None:
         (lambda raw: raw.update(seeds=[1, "x"]), "seeds.1: .*'x'"),
         (lambda raw: raw.update(seeds=list(range(41))), "seeds: at most 40"),
         (lambda raw: raw["arms"].pop("rd"), "arms: a comparison needs at least 2 arms, not 1"),
-        (lambda raw: raw["arms"].update({"../up": {}}), "'../up' cannot name an arm's directory"),
-        (lambda raw: raw["arms"].update({True: {}}), "True cannot name an arm's directory"),
+        (lambda raw: raw["arms"].update({"../up": {}}), "'../up' cannot name a directory"),
+        (lambda raw: raw["arms"].update({True: {}}), "True cannot name a directory"),
         (lambda raw: raw["arms"].update(rd="rd"), "arms.rd: "),
         (lambda raw: raw.update(workers=0), "workers: "),
         (lambda raw: raw.update(baseline="prenrom"), "no arm 'prenrom' .*did you mean 'prenorm'"),
@@ -92,16 +98,155 @@ def test_a_wrong_arm_is_answered_by_its_name_and_key(change: Callable[[dict[str,
     assert "\n" not in str(caught.value)
 
 
-def test_a_study_may_grow_but_not_change_what_is_trained() -> None:
-    before = Study.parse(RAW)
-    more = Study.parse(changed(lambda raw: (raw["arms"].update(third={}), raw.update(seeds=[1, 3, 9], workers=1))))
-    assert check_continues(more, before, "here") == ["adds arm third", "adds seed 9"]
-    assert check_continues(before, before, "here") == []
-    with pytest.raises(RunError, match="here holds another study: its arm third is not in this one"):
-        check_continues(before, more, "here")
-    fewer = Study.parse(changed(lambda raw: raw.update(seeds=[3, 2])))
-    with pytest.raises(RunError, match="here holds another study: its seed 1 is not in this one"):
-        check_continues(fewer, before, "here")
-    wider = Study.parse(changed(lambda raw: raw["base"]["model"].update(width=48, hidden=96)))
-    with pytest.raises(RunError, match=r"here holds another study: model\.width of its arm prenorm is 32, here 48"):
-        check_continues(wider, before, "here")
+def full() -> dict[str, Any]:
+    """A study that uses every key."""
+    raw = copy.deepcopy(RAW)
+    spare = {"files": ["spare.txt"]}
+    raw["base"]["data"]["held_out"] = {"spare": spare, "same": spare, "more": {"files": ["more.txt"]}}
+    return raw | {
+        "cross": {"size": SIZES, "rate": {"low": {"optimizer": {"head": 0.001}}, "high": None}},
+        "contrasts": [{"arm": "rd", "primary": True, "margin": 0.01, "at": {"size": "two"}}],
+        "tuning": copy.deepcopy(TUNING),
+        "replicates": [{"arm": "rd", "seed": 3, "at": {"size": "two", "rate": "low"}}, {"arm": "rd", "seed": 3}],
+    }
+
+
+def test_every_arm_meets_every_combination_of_levels_and_replicates_come_last() -> None:
+    study = Study.parse(full())
+    plan = plan_runs(study)
+    assert len(plan) == 2 * 2 * 2 * 2 + 1 + 4
+    assert [run.place.as_posix() for run in plan[:3]] == [
+        "runs/prenorm/size=two/rate=low/3",
+        "runs/rd/size=two/rate=low/3",
+        "runs/prenorm/size=two/rate=high/3",
+    ]
+    assert [(run.cell, run.replicate) for run in plan[16:]] == [
+        ("rd|size=two|rate=low", 1),
+        ("rd|size=two|rate=low", 2),
+        ("rd|size=two|rate=high", 1),
+        ("rd|size=three|rate=low", 1),
+        ("rd|size=three|rate=high", 1),
+    ]
+    assert plan[16].place.as_posix() == "runs/rd/size=two/rate=low/3.replicate-1"
+    assert plan[16].config == plan[1].config
+    assert (plan[1].config.model.layers, plan[1].config.optimizer.head) == (2, 0.001)
+    assert (plan[6].config.model.layers, plan[6].config.optimizer.head) == (3, 0.01)
+    places = {place for run in plan for place in (run.directory(Path()), run.log(Path()), run.config_file(Path()))}
+    assert len(places) == 3 * len(plan)
+
+
+def test_a_contrast_stands_for_every_combination_that_it_leaves_open() -> None:
+    assert contrasts(Study.parse(RAW)) == [Contrast("rd", "prenorm", "validation", False, None, {})]
+    assert [contrast.at for contrast in contrasts(Study.parse(full()))] == [
+        {"size": "two", "rate": "low"},
+        {"size": "two", "rate": "high"},
+    ]
+
+
+def everything(path: Path) -> list[Planned]:
+    study = read_study(path)
+    return [*plan_runs(study), *tuning_runs(study)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("contrasts", [{"arm": "rdd"}], r"contrasts.0.arm: no arm 'rdd' \(did you mean 'rd'"),
+        ("contrasts", [{"arm": "rd", "against": "prenrom"}], "contrasts.0.against: no arm 'prenrom' .*'prenorm'"),
+        ("contrasts", [{"arm": "prenorm"}], "contrasts.0: compares arm 'prenorm' with itself"),
+        ("contrasts", [], "contrasts: "),
+        ("contrasts", [{"arm": "rd", "equivalence": True}], "contrasts.0: equivalence needs a margin"),
+        ("contrasts", [{"arm": "rd", "equivalence": False, "margin": 0.1}], "contrasts.0: has a margin, but equiv"),
+        ("contrasts", [{"arm": "rd", "margin": -0.1}], "contrasts.0.margin: "),
+        ("contrasts", [{"arm": "rd", "at": {"sise": "two"}}], "contrasts.0.at: no factor 'sise' .*did you mean 'size'"),
+        ("contrasts", [{"arm": "rd", "at": {"size": "twoo"}}], "factor 'size' has no level 'twoo' .*mean 'two'"),
+        ("contrasts", [{"arm": "rd", "held_out": "mroe"}], "no held-out set 'mroe' in base.data .*did you mean 'more'"),
+        ("contrasts", [{"arm": "rd"}, {"arm": "rd"}], "arm 'rd' is compared with 'prenorm' on 'validation' twice"),
+        ("contrasts", [{"arm": "rd", "held_out": "spare"}], "a contrast of arm 'rd' is judged on the text of 'spare'"),
+        ("contrasts", [{"arm": "rd", "held_out": "same"}], "a contrast of arm 'rd' is judged on the text of 'spare'"),
+        ("level", 1.5, "level: "),
+        ("power", {"sd": 0}, "power.sd: "),
+        ("seeds", [3], "seeds: at least 2 seeds are needed, not 1"),
+        ("seeds", [3, 7], "tuning.seeds: 7 is one of the study's seeds"),
+        ("tuning", TUNING | {"seeds": []}, "tuning.seeds: "),
+        ("tuning", TUNING | {"seeds": [7, 7]}, "tuning.seeds: 7 is given twice"),
+        ("tuning", TUNING | {"held_out": "spar"}, "tuning.held_out: no held-out set 'spar' .*did you mean 'spare'"),
+        ("tuning", TUNING | {"held_out": "validation"}, "judged on the text of 'validation'"),
+        ("tuning", TUNING | {"skip": ["rdd"]}, "tuning: no arm 'rdd'"),
+        ("tuning", TUNING | {"skip": ["rd"], "arms": {"rd": {"clip": [1.0]}}}, "tuning: arms.rd: is skipped too"),
+        ("tuning", TUNING | {"arms": {"rd": {"optimizer.queries": [0.1]}}}, "optimizer.queries: stands in grid too"),
+        ("tuning", TUNING | {"grid": {"clip": []}}, "tuning.grid.clip: "),
+        ("tuning", TUNING | {"grid": {"clip": [1.0, 1.0]}}, "grid.clip: 1.0 is given twice"),
+        ("tuning", TUNING | {"grid": {"length": [64]}}, "tuning: length cannot be tuned"),
+        ("tuning", TUNING | {"grid": {"tokens": [64]}}, "tuning: tokens cannot be tuned"),
+        ("tuning", TUNING | {"grid": {"seed": [64]}}, "tuning: seed cannot be tuned"),
+        ("tuning", TUNING | {"grid": {"model.layers": [2]}}, "tuning: model.layers is set by cross.size.two too"),
+        ("tuning", TUNING | {"grid": {"model.residual.blocks": [2]}}, "model.residual.blocks is set by arm 'rd' too"),
+        ("tuning", TUNING | {"grid": {"clip": ["x"]}}, "arm 'prenorm' at size=two at rate=low with clip=x: clip: "),
+        ("tuning", TUNING | {"tokens": 512}, "schedule.warmup 4 leaves none of the 1 steps"),
+        ("replicates", [{"arm": "rdd", "seed": 3}], "replicates.0.arm: no arm 'rdd'"),
+        ("replicates", [{"arm": "rd", "seed": 4}], "replicates.0: no run of arm 'rd' has seed 4; seeds: "),
+        (
+            "replicates",
+            [{"arm": "rd", "seed": 3, "at": {"size": "x"}}],
+            "replicates.0.at: factor 'size' has no level 'x'",
+        ),
+        ("cross", {"size": {"two": None}}, "cross.size: a factor needs at least 2 levels, not 1"),
+        ("cross", {"size": {2: None, 4: None}}, "2 cannot name a directory, as arms, factors and levels do"),
+        (
+            "cross",
+            {"size": SIZES, "text": {"a": None, "b": {"data.tokenizer": {"bpe": 300}}}},
+            "cross.text.b: data.tok",
+        ),
+        ("cross", {"size": {"two": None, "b": {"length": 32}}}, "cross.size.b: length must be the same everywhere"),
+        ("cross", {"size": {"two": None, "b": {"evaluation": {"tokens": 64}}}}, "cross.size.b: evaluation.tokens must"),
+        ("cross", {"size": {"two": None, "b": {"seed": 9}}}, "cross.size.b: seed must be the same everywhere"),
+        ("cross", {"size": {"two": None, "b": {"model.residual": "rd"}}}, "model.residual is set by arm 'rd' too"),
+        (
+            "cross",
+            {"size": SIZES, "deep": {"a": None, "b": {"model.layers": 9}}},
+            "cross.deep.b: model.layers is set by cr",
+        ),
+        (
+            "cross",
+            {"size": {"two": None, "b": {"model.layers": 2}}},
+            "levels 'two' and 'b' give arm 'prenorm' the same",
+        ),
+        (
+            "cross",
+            {"size": {"two": None, "b": {"model.layer": 3}}},
+            "arm 'prenorm' at size=b: model.layer: unknown key",
+        ),
+    ],
+)
+def test_each_mistake_in_the_plan_is_one_line(key: str, value: object, message: str, tmp_path: Path) -> None:
+    raw = full()
+    if key == "cross":
+        raw |= {"contrasts": None, "replicates": []}
+    with pytest.raises(ConfigError, match=message) as caught:
+        everything(write_study(tmp_path, raw | {key: value}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_that_ships_can_be_planned_and_says_what_it_asks_and_takes(path: Path) -> None:
+    study = read_study(path)
+    runs, points = plan_runs(study), tuning_runs(study)
+    assert points
+    for run in {run.cell: run for run in runs}.values():
+        assert built_impl(run, 1024) == "reference"
+    opening = path.read_text(encoding="utf-8").partition("question:")[0]
+    for word in (
+        "Question",
+        "Command",
+        f"depthroute study run studies/{path.name}",
+        "Time",
+        f"{len(runs)} runs",
+        "Paper",
+    ):
+        assert word in opening
+    assert all(contrast.margin for contrast in contrasts(study) if contrast.primary)
+
+
+def test_three_studies_ship() -> None:
+    assert [path.stem for path in STUDIES] == ["low-rank-sweep", "rd-against-controls", "roles-x-keys"]

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from depthroute import runs
 from depthroute.cli import study as commands
 from depthroute.errors import ConfigError, RunError
-from depthroute.study.conduct import conduct
+from depthroute.study import prereg
 from depthroute.study.dashboard import Dashboard, Working
 from depthroute.study.execute import Outcome, environment
 from depthroute.study.lock import held, locked
@@ -25,7 +24,7 @@ from depthroute.study.plan import Study, plan_runs, read_study
 from depthroute.study.progress import last_step
 from depthroute.study.results import collect
 from depthroute.study.statistics import paired
-from studies import STEPS, command, depthroute, raw_study, write_study, write_text
+from studies import STEPS, again, changed_study, command, raw_study, trained_folder
 from studies import environment as shell
 
 PAIRS = [("prenorm", 3), ("rd", 3), ("prenorm", 1), ("rd", 1)]
@@ -33,30 +32,7 @@ PAIRS = [("prenorm", 3), ("rd", 3), ("prenorm", 1), ("rd", 1)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A folder with text, study.yaml and the study trained without a break in `whole`, its output in result.json.
-
-    Parallel test processes share it: whichever comes first makes it.
-    """
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "study"
-    folder.mkdir(exist_ok=True)
-    with locked(folder, print):
-        if not (folder / "result.json").exists():
-            study = write_study(folder, raw_study(write_text(folder)))
-            done = depthroute("study", "run", study, "--dir", "whole", "--json", cwd=folder)
-            assert done.returncode == 0, done.stderr
-            assert "rd seed 1: finished" in done.stderr
-            (folder / "result.json").write_text(done.stdout)
-    return folder
-
-
-def again(folder: Path, directory: Path, change: Callable[[dict[str, Any]], object] = dict) -> tuple[Any, Outcome]:
-    """Conduct the study in this process, which trains nothing unless something is missing."""
-    raw = raw_study(folder / "text.txt")
-    change(raw)
-    study = write_study(directory.parent, raw, f"{directory.name}.yaml")
-    text = study.read_text(encoding="utf-8")
-    return conduct(read_study(study), text, directory, folder / "data", Console(file=io.StringIO()))
+    return trained_folder(tmp_path_factory, request)
 
 
 def weights(study: Path) -> dict[str, bytes]:
@@ -87,9 +63,9 @@ def test_results_are_the_runs_own_numbers_and_their_paired_differences(folder: P
             }
         }
         nll[arm, seed] = event["nll"]
-    (difference,) = results["differences"]
+    (difference,) = results["contrasts"]
     values = [nll["rd", seed] - nll["prenorm", seed] for seed in (3, 1)]
-    assert (difference["arm"], difference["baseline"]) == ("rd", "prenorm")
+    assert (difference["arm"], difference["against"]) == ("rd", "prenorm")
     assert list(difference["by_seed"].values()) == values
     assert difference["summary"]["mean"] == paired(values).mean
     assert difference["summary"]["low"] == paired(values).low
@@ -151,14 +127,15 @@ def test_a_failing_arm_is_reported_with_its_log_and_hides_no_other(
 ) -> None:
     place = folder / "failing"
     shutil.copytree(folder / "whole", place)
-    raw = raw_study(folder / "text.txt")
-    raw["arms"]["wild"] = {"optimizer": {"matrices": {"learning_rate": 1e30}}, "clip": None}
+    wild = {"optimizer": {"matrices": {"learning_rate": 1e18}}, "clip": None}
+    study = changed_study(folder, place, lambda raw: raw["arms"].update(wild=wild))
+    commands.amend(study, "a rate that cannot work", place, folder / "data")
+    assert capsys.readouterr().out == "adds arm wild\nadds contrast wild against prenorm on validation\n"
     with pytest.raises(typer.Exit) as end:
-        commands.run(write_study(folder, raw, "failing.yaml"), place, folder / "data", None, False)
+        commands.run(study, place, folder / "data", None, False)
     assert end.value.exit_code == 1
     printed = capsys.readouterr()
     log = place / "logs/wild/3.log"
-    assert "this study adds arm wild" in printed.err
     assert f"wild seed 3 failed; its log {log} ends:" in printed.err
     assert "nll is nan" in printed.err
     assert "nll is nan" in log.read_text()
@@ -166,13 +143,20 @@ def test_a_failing_arm_is_reported_with_its_log_and_hides_no_other(
     whole = json.loads((folder / "result.json").read_text())
     results = json.loads((place / "results.json").read_text())
     assert losses(results) == losses(whole)
-    assert results["differences"] == whole["differences"]
+    assert results["contrasts"][0] == whole["contrasts"][0]
     assert [(run["arm"], run["seed"], run["steps"]) for run in results["missing"]] == [
         ("wild", 3, STEPS),
         ("wild", 1, STEPS),
     ]
-    assert f"{whole['differences'][0]['summary']['mean']:+.4f}" in printed.out
-    assert f"log {log}" in printed.out
+    assert f"{whole['contrasts'][0]['summary']['mean']:+.4f}" in printed.out
+
+    shutil.rmtree(place / "runs/rd/1/model")
+    shutil.rmtree(place / "runs/rd/3")
+    commands.status(place, False)
+    status = capsys.readouterr().out
+    assert "runs: 2 of 6 complete, 2 diverged, 1 interrupted, 1 not started" in status
+    assert "wild seed 3 diverged, log logs/wild/3.log: error: " in status
+    assert "nll is nan" in status
 
 
 def test_the_status_of_a_study_is_its_table_and_what_is_missing(
@@ -183,8 +167,9 @@ def test_the_status_of_a_study_is_its_table_and_what_is_missing(
     shutil.rmtree(place / "runs/rd/1")
     commands.status(place, False)
     printed = capsys.readouterr().out
-    assert "rd seed 1: not one step yet" in printed
-    assert "one pair" in printed
+    assert "rd seed 1: no step yet" in printed
+    assert "incomplete: 1 of 2 planned pairs" in printed
+    assert "runs: 3 of 4 complete, 1 not started" in printed
     assert "nothing is at work" in printed
     commands.status(place, True)
     assert json.loads(capsys.readouterr().out)["missing"][0]["arm"] == "rd"
@@ -196,26 +181,31 @@ def test_a_finished_study_trains_nothing_again(folder: Path) -> None:
     place = folder / "finished"
     shutil.copytree(folder / "whole", place)
     before = weights(place)
-    results, outcome = again(folder, place, lambda raw: raw.update(baseline="rd", question="And now?"))
+    results, outcome = again(folder, place, lambda raw: raw.update(workers=1))
     assert outcome == Outcome([], 0)
     assert weights(place) == before
-    assert [entry["arm"] for entry in results["differences"]] == ["prenorm"]
-    assert read_study(place / "study.yaml").question == "And now?"
+    assert results == json.loads((folder / "result.json").read_text())
+    assert read_study(place / "study.yaml").workers == 1
 
 
 def test_another_study_is_refused_and_nothing_is_overwritten(folder: Path) -> None:
     place = folder / "other"
     shutil.copytree(folder / "whole", place)
     kept = (place / "study.yaml").read_bytes()
-    with pytest.raises(RunError, match=r"holds another study: batch of its arm prenorm is 8, here 4"):
+    with pytest.raises(
+        RunError, match=r"other: differs from the plan of .*: batch was 8, is now 4; record it by: depth"
+    ):
         again(folder, place, lambda raw: raw["base"].update(batch=4))
     assert (place / "study.yaml").read_bytes() == kept
-    (place / "study.yaml").unlink()
-    with pytest.raises(RunError, match=r"holds runs but no study\.yaml"):
-        again(folder, place)
-    (place / "study.yaml").write_bytes(kept)
-    shutil.copytree(place / "runs/rd/3", place / "runs/rd/1", dirs_exist_ok=True)
-    with pytest.raises(RunError, match="seed is 3, but the study says 1"):
+    for name in ("study.yaml", "prereg.json"):
+        content = (place / name).read_bytes()
+        (place / name).unlink()
+        with pytest.raises(RunError, match=rf"holds runs but no {name}; choose another --dir"):
+            again(folder, place)
+        (place / name).write_bytes(content)
+    shutil.rmtree(place / "runs/rd/1")
+    shutil.copytree(place / "runs/rd/3", place / "runs/rd/1")
+    with pytest.raises(RunError, match="seed is 3, but the study says 1; choose another --dir"):
         again(folder, place)
 
 
@@ -231,11 +221,19 @@ def test_a_second_study_in_the_same_directory_is_refused(folder: Path, tmp_path:
     assert not (place / "study.yaml").exists()
 
 
+def change_run(run: Path, file: str, key: str, value: object) -> None:
+    path = run / file
+    if file == "manifest.json":
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    else:
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        changed = [{**event, key: value} if key in event else event for event in events]
+        path.write_text("".join(json.dumps(event) + "\n" for event in changed))
+
+
 @pytest.mark.parametrize(
     ("file", "key", "value", "message"),
     [
-        ("manifest.json", "data_digest", "f00", "different data_digest"),
-        ("manifest.json", "tokenizer_digest", "f00", "different tokenizer_digest"),
         ("manifest.json", "config_digest", "f00", "another configuration"),
         ("metrics.jsonl", "tokens_evaluated", 64, "different held-out tokens"),
     ],
@@ -245,16 +243,28 @@ def test_runs_that_are_no_pairs_are_not_compared(
 ) -> None:
     place = tmp_path / "mixed"
     shutil.copytree(folder / "whole", place)
-    path = place / "runs/rd/1" / file
-    if file == "manifest.json":
-        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    else:
-        events = [json.loads(line) for line in path.read_text().splitlines()]
-        changed = [{**event, key: value} if key in event else event for event in events]
-        path.write_text("".join(json.dumps(event) + "\n" for event in changed))
-    study = read_study(place / "study.yaml")
+    change_run(place / "runs/rd/1", file, key, value)
     with pytest.raises(RunError, match=message):
-        collect(study, plan_runs(study), place)
+        again(folder, place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data_digest", "f00"), ("tokenizer_digest", "f00"), ("impl", "another"), ("versions", {"torch": "1.0"})],
+)
+def test_a_run_that_disagrees_with_the_plan_is_flagged_and_left_out_unless_asked_for(
+    folder: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    place = tmp_path / "flagged"
+    shutil.copytree(folder / "whole", place)
+    change_run(place / "runs/rd/1", "manifest.json", key, value)
+    results, _ = again(folder, place)
+    assert [flagged["directory"] for flagged in results["flagged"]] == ["runs/rd/1"]
+    assert list(results["contrasts"][0]["by_seed"]) == ["3"]
+    study = read_study(place / "study.yaml")
+    if "digest" not in key:
+        kept = collect(prereg.read(place), plan_runs(study), place, include_flagged=True)
+        assert list(kept["contrasts"][0]["by_seed"]) == ["3", "1"]
 
 
 def test_workers_get_one_thread_and_a_steady_allocator_on_a_cpu() -> None:

@@ -99,10 +99,10 @@ def test_errors_and_results_of_the_command(folder, tmp_path, monkeypatch, capsys
         == f"error: {folder / 'unbroken'}: already holds a run; go on with it by --resume, or choose another --run\n"
     )
     for options, message in (
-        (["--set", "model.widht=3"], "error: model.widht: unknown key (did you mean 'width'?"),
+        (["--set", "model.widht=3"], f"error: {folder / 'run.yaml'}: model.widht: unknown key (did you mean 'width'?"),
         (
             ["--set", "optimizer.matrices.method=sgd"],
-            "error: optimizer.matrices.method: Input should be 'muon' or 'adamw'",
+            f"error: {folder / 'run.yaml'}: optimizer.matrices.method: Input should be 'muon' or 'adamw'",
         ),
     ):
         code, out, err = answer(*options, run="none")

@@ -54,7 +54,7 @@ def test_a_run_learns_and_leaves_what_the_contract_says(run):
     assert steps[0]["nll"] == pytest.approx(math.log(257), abs=0.1)
     assert steps[-1]["nll"] < steps[0]["nll"] - 1
     assert runs.metrics(run)[-1] == {
-        "event": "end", "step": 24, "tokens": 1536, "seconds": steps[-1]["seconds"]
+        "event": "end", "step": 24, "tokens": 1536, "seconds": steps[-1]["seconds"], "model": runs.model_sums(run)
     }  # fmt: skip
 
 
@@ -226,3 +226,24 @@ def test_settings_of_the_process_are_as_before_after_a_run(folder):
     finally:
         torch.set_num_threads(before)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (
+            {"model": {"width": 1 << 30, "layers": 1, "heads": 1, "hidden": 2, "residual": "prenorm"}},
+            "the model's size",
+        ),
+        (
+            {"model": {"width": 32, "layers": 10**8, "heads": 2, "hidden": 48, "residual": "prenorm"}},
+            "the model's size",
+        ),
+        ({"batch": 10**9, "tokens": 10**13}, "batch or length, or raise accumulation"),
+    ],
+    ids=["width", "layers", "batch"],
+)
+def test_a_run_that_no_machine_can_hold_is_refused_before_it_is_built(folder, changes, what):
+    with pytest.raises(ConfigError, match=f"GiB of memory at the least, and cpu has .*; lower {what}"):
+        training.trained(folder, "huge", **changes)
+    assert not (folder / "huge" / "manifest.json").exists()

@@ -118,7 +118,7 @@ class Config(Schema):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     impl: str = "auto"
     """Of the depth reads; `auto` is resolved when the model is built."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Of the CPU; null for torch's choice."""
     deterministic: bool = True
 
@@ -128,7 +128,10 @@ class Config(Schema):
             raise ValueError(f"accumulation {self.accumulation} does not divide batch {self.batch}")
         resolve(self.impl)
         if self.schedule.warmup >= self.steps:
-            raise ValueError(f"schedule.warmup {self.schedule.warmup} leaves none of the {self.steps} steps of tokens")
+            raise ValueError(
+                f"schedule.warmup {self.schedule.warmup} leaves none of the {self.steps} steps that {self.tokens} "
+                f"tokens make at {self.batch} x {self.length} a step; lower it or raise tokens"
+            )
         if self.evaluation.tokens and self.evaluation.tokens < self.length:
             raise ValueError(
                 f"evaluation.tokens {self.evaluation.tokens} is less than one window of length {self.length}"
@@ -152,6 +155,8 @@ class Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key_node.start_mark)
             key = key_node.value
             if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"key '{key}' is given twice", problem_mark=key_node.start_mark)
@@ -167,9 +172,14 @@ Loader.add_implicit_resolver(
 def load(path: Path, sets: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file, with settings `a.b=c` put over it."""
     raw = read_yaml(path)
+    if "arms" in raw and "seeds" in raw:
+        raise ConfigError(f"{path}: describes a study; use depthroute study run {path}")
     for setting in sets:
         raw = apply_set(raw, setting)
-    return from_dict(raw)
+    try:
+        return from_dict(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
@@ -255,5 +265,6 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise ConfigError(f"{where}:{line} {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
+    # PyYAML lets a value that does not fit its tag, such as the date 2020-99-99, out as whatever Python raised.
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not YAML that can be read: {' '.join(str(error).split())}") from None

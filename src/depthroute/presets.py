@@ -22,6 +22,7 @@ class Preset(NamedTuple):
 
 
 BLOCKS, RANK = "BLOCKS", "RANK"
+BESIDE_A_PRESET = ("blocks", "rank", "sources", "keys", "routes", "alpha", "beta", "gain", "eps")
 BLOCK: dict[str, Any] = {"name": "attnres", "sources": {"blocks": BLOCKS}}
 FULL: dict[str, Any] = {"name": "attnres", "sources": "full"}
 SLICED: dict[str, Any] = {"keys": {"sliced": RANK}}
@@ -62,7 +63,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def residual(name: str, blocks: int | None = None, rank: int | None = None) -> dict[str, Any]:
+def residual(name: object, blocks: int | None = None, rank: int | None = None) -> dict[str, Any]:
     """The residual config of a preset, as plain data. `blocks` is 8 and `rank` the paper's unless given."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"preset '{name}' does not exist {nearest(name, list(PRESETS))}")
@@ -81,7 +82,7 @@ def residual(name: str, blocks: int | None = None, rank: int | None = None) -> d
     return filled(preset.residual)
 
 
-def size(name: str) -> dict[str, Any]:
+def size(name: object) -> dict[str, Any]:
     """The shape of a model size, as plain data without a residual."""
     if not isinstance(name, str) or name not in SIZES:
         raise ConfigError(f"size '{name}' does not exist {nearest(name, list(SIZES))}")
@@ -97,6 +98,10 @@ def expand_model(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(choice, str):
         choice = {"preset": choice}
     if isinstance(choice, dict) and "preset" in choice:
+        unknown = next((key for key in choice if key not in ("preset", *BESIDE_A_PRESET)), None)
+        if unknown is not None:
+            hint = nearest(unknown, BESIDE_A_PRESET)
+            raise ConfigError(f"model.residual.{unknown}: unknown key beside a preset {hint}")
         rest = {key: value for key, value in choice.items() if key not in ("preset", "blocks", "rank")}
         choice = residual(choice["preset"], choice.get("blocks"), choice.get("rank")) | rest
     return expanded if choice is None else expanded | {"residual": choice}

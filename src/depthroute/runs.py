@@ -9,6 +9,7 @@ model/           model.safetensors and config.json, once training is over
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -121,11 +122,29 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def finished(run: Path) -> bool:
-    """Whether training ended: the last event is `end` and the model lies in model/."""
+    """Whether training ended: the last event is `end`, and the model that it vouches for lies in model/."""
     if not (run / METRICS).exists() or not all((run / MODEL / name).is_file() for name in MODEL_FILES):
         return False
     events = metrics(run)
-    return bool(events) and events[-1]["event"] == "end"
+    if not events or events[-1]["event"] != "end":
+        return False
+    recorded = events[-1].get("model")
+    for name, sha256 in model_sums(run).items():
+        if not isinstance(recorded, dict) or recorded.get(name) != sha256:
+            raise RunError(
+                f"{run / MODEL / name}: damaged (its sha256 is not the one that the run's end recorded); "
+                f"delete {run / MODEL} and train with --resume to write it again"
+            )
+    return True
+
+
+def model_sums(run: Path) -> dict[str, str]:
+    """The sha256 of every file of the final model."""
+    sums = {}
+    for name in MODEL_FILES:
+        with (run / MODEL / name).open("rb") as file:
+            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
 
 
 def final_evaluation(run: Path) -> dict[str, dict[str, Any]]:

@@ -16,12 +16,16 @@ class Schema(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def no_truth_value_as_a_number(cls, raw: Any) -> Any:
-        """YAML reads `yes` as true, and pydantic would read true as 1."""
+    def numbers_are_numbers(cls, raw: Any) -> Any:
+        """pydantic would take true (YAML's `yes`) for 1, and the text '1' too. An integer has 64 bits."""
         for name, value in raw.items() if isinstance(raw, dict) else ():
             field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and types(field.annotation) & {int, float}:
-                raise ValueError(f"{name}: give a number, not {value}")
+            if field is None or not types(field.annotation) & {int, float} or str in types(field.annotation):
+                continue
+            if isinstance(value, bool | str):
+                raise ValueError(f"{name}: give a number, not {value!r}")
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise ValueError(f"{name}: {value} is out of range")
         return raw
 
     @classmethod
@@ -39,23 +43,25 @@ def types(annotation: Any) -> set[Any]:
     return set[Any]().union(*map(types, inner)) if inner else {annotation}
 
 
-def nearest(word: str, choices: "list[str] | tuple[str, ...]") -> str:
+def nearest(word: object, choices: "list[str] | tuple[str, ...]") -> str:
     """`(did you mean 'x'? choices: ...)` for an error message."""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"({hint}choices: {', '.join(choices)})"
 
 
 def one_line(error: ValidationError, schema: type[BaseModel], where: str = "") -> str:
-    """The first problem of a pydantic error, as one sentence. An unknown key comes first: it may be the missing one."""
-    problems = error.errors()
-    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    """One problem of a pydantic error, as a sentence: an unknown key first, as it may be the one that is missing."""
+    rank = {"extra_forbidden": 0, "missing": 2}
+    first = min(error.errors(), key=lambda problem: rank.get(problem["type"], 1))
     keys = [str(part) for part in first["loc"]]
     dotted = ".".join([where, *keys] if where else keys)
     if first["type"] == "extra_forbidden":
         return f"{dotted}: unknown key {nearest(keys[-1], sorted(fields_at(schema, keys[:-1])))}"
     if first["type"] == "missing":
         return f"{dotted}: missing, and it has no default"
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{dotted}: give a mapping of keys to values, not {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     given = first["input"]
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) and first["type"] != "value_error" else ""

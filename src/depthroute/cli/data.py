@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from depthroute.cli.options import DataRoot, Json
+
 if TYPE_CHECKING:
     from depthroute.data import DataConfig, Index
 
 app = typer.Typer(help="Build data sets and list them.", no_args_is_help=True)
-
-Root = Annotated[Path, typer.Option("--data", help="Where data sets are built and found.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -28,7 +27,7 @@ def build(
         str | None,
         typer.Option(help="With a corpus name: byte, bpe:VOCABULARY or a tokenizer.json.", show_default="bpe:1024"),
     ] = None,
-    data: Root = Path("data"),
+    data: DataRoot = Path("data"),
     as_json: Json = False,
 ) -> None:
     """Encode a corpus into token shards; at once where that has been done."""
@@ -42,7 +41,7 @@ def build(
 
 
 @app.command("list")
-def list_built(data: Root = Path("data"), as_json: Json = False) -> None:
+def list_built(data: DataRoot = Path("data"), as_json: Json = False) -> None:
     """List what is built. Only indexes are read: what uses a data set verifies its files."""
     from depthroute.data import INDEX, Index, read_index
     from depthroute.errors import DataError

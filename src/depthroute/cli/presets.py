@@ -34,13 +34,16 @@ def presets(
         typer.echo(json.dumps({"size": size, "presets": rows}, indent=2))
         return
     known = all(row["parameters"] is not None for row in rows)
+    console = Console()
     table = Table(title=f"size {size}", box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.add_column("preset", no_wrap=True)
     table.add_column("parameters" if known else "without embedding, head", justify="right", no_wrap=known)
-    table.add_column("paper", no_wrap=True)
+    if console.width >= 72:
+        table.add_column("paper", no_wrap=True)
     table.add_column("against its parent")
     for row in rows:
         count = row["parameters"] if known else row["non_embedding"]
         change = f"{row['parent']}: {row['differs']}" if row["parent"] else row["differs"]
-        table.add_row(row["name"], f"{count:,}", row["paper"], change)
-    Console().print(table)
+        paper = [row["paper"]] if console.width >= 72 else []
+        table.add_row(row["name"], f"{count:,}", *paper, change)
+    console.print(table)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from depthroute.cli.options import DataRoot, place
+
 
 def train(
     config: Annotated[Path, typer.Argument(help="YAML file of the run.", show_default=False)],
@@ -12,9 +14,10 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as model.width=96.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory.", show_default="runs/ and the config file's name")
+        Path | None,
+        typer.Option(parser=place, metavar="DIR", help="Run directory.", show_default="runs/ and the file's name"),
     ] = None,
-    data: Annotated[Path, typer.Option(help="Where data sets are built and found.")] = Path("data"),
+    data: DataRoot = Path("data"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
 ) -> None:
     """Train a model into a run directory. Stopped or killed, the same command with --resume goes on."""

@@ -42,7 +42,9 @@ def find(corpus: FilesCorpus) -> list[File]:
         matches = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         paths = {Path(match).absolute() for match in matches if os.path.isfile(match)}
         if not paths:
-            raise DataError(f"{pattern}: no file matches (looked from {Path.cwd()})")
+            if os.path.isdir(pattern):
+                raise DataError(f"{pattern}: is a directory; name the files in it, such as {pattern.rstrip('/')}/*.txt")
+            raise DataError(f"'{pattern}': no regular file matches (looked from {Path.cwd()})")
         found |= paths
     shared = Path(os.path.commonpath([path.parent for path in found]))
     for path in found:
@@ -175,7 +177,8 @@ def json_field(line: bytes, field: str, where: str) -> object:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
+        detail = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise DataError(f"{where}: not JSON: {detail}") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: not a JSON object but {type(row).__name__}")
     if field not in row:

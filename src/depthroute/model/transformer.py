@@ -57,10 +57,12 @@ class ModelConfig(Schema):
         if not isinstance(raw, dict):
             return raw
         filled = dict(raw)
-        width, heads = filled.get("width"), filled.get("heads")
+        width: Any = filled.get("width")
+        heads: Any = filled.get("heads")
         if filled.get("kv_heads") is None:
             filled["kv_heads"] = heads
-        if filled.get("head_width") is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        numbers = isinstance(width, int | float) and isinstance(heads, int | float) and heads > 0
+        if filled.get("head_width") is None and numbers:
             if width % heads:
                 raise ConfigError(f"width {width} is not a multiple of heads {heads}; change one or give head_width")
             filled["head_width"] = width // heads

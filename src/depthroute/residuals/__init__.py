@@ -93,7 +93,7 @@ def parse(raw: object) -> ResidualConfig:
     if isinstance(raw, ResidualConfig):
         return raw
     if not isinstance(raw, dict) or "name" not in raw:
-        raise ConfigError(f"give a mapping with a name, such as {{name: additive}} (names: {', '.join(names())})")
+        raise ConfigError(f"give a mapping with a name, such as {{name: NAME, ...}} (names: {', '.join(names())})")
     return config_class(str(raw["name"])).parse(raw)  # pyright: ignore[reportUnknownArgumentType]
 
 

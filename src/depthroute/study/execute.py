@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from depthroute import config, runs
-from depthroute.errors import RunError
+from depthroute.study.cells import Planned
 from depthroute.study.dashboard import Dashboard
-from depthroute.study.plan import Planned
 from depthroute.study.progress import Clock
+from depthroute.study.state import check_same_run, forget_failure, reason, record_failure
 from depthroute.train import device
 from depthroute.train.stopping import stop_requests
 
@@ -39,6 +39,10 @@ class Failure:
     run: Planned
     log: Path
     lines: list[str]
+
+    @property
+    def diverged(self) -> bool:
+        return reason(self.lines) is not None
 
 
 @dataclass(frozen=True)
@@ -87,29 +91,20 @@ def execute(
                     finished += 1
                     dashboard.say(f"{run.name}: finished")
                 elif not stopping:
-                    failures.append(Failure(run, run.log(directory), last_lines(run.log(directory))))
+                    lines = last_lines(run.log(directory))
+                    record_failure(run, directory, process.returncode, lines)
+                    failures.append(Failure(run, run.log(directory), lines))
                     dashboard.say(f"{run.name}: FAILED, see {run.log(directory)}")
             dashboard.show(clock.summary(finished), [clock.working(run) for run, _ in at_work.values()])
     return Outcome(failures, stop.signal_number)
 
 
-def check_same_run(run: Planned, directory: Path) -> None:
-    """RunError if the run's directory holds a run of another configuration."""
-    path = run.directory(directory) / runs.CONFIG
-    if not path.exists():
-        return
-    before = config.load(path)
-    key = config.first_difference(before, run.config)
-    if key is not None:
-        there, here = config.value_at(before, key), config.value_at(run.config, key)
-        raise RunError(f"{path}: {key} is {there!r}, but the study says {here!r}; choose another --dir")
-
-
 def start(run: Planned, slot: int, directory: Path, data_root: Path, lock: int) -> Process:
     """Start or take up one run, as a process that prints to the run's log and stops when this one dies."""
-    path, log = directory / "configs" / run.arm / f"{run.seed}.yaml", run.log(directory)
+    path, log = run.config_file(directory), run.log(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
+    forget_failure(run, directory)
     runs.write_atomic(path, config.dump(run.config).encode())
     arguments = ["train", path, "--run", run.directory(directory), "--data", data_root, "--resume"]
     with log.open("ab") as output:

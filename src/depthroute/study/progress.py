@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, final
 
 from depthroute import runs
+from depthroute.study.cells import Planned
 from depthroute.study.dashboard import Working
-from depthroute.study.plan import Planned
 from depthroute.train.progress import duration
 
 TAIL_BYTES = 16384
@@ -46,7 +46,8 @@ class Clock:
 
     def summary(self, finished: int) -> str:
         """How many runs are complete, and the time left at the speed so far."""
-        text = f"{finished} of {len(self._plan)} runs complete"
+        kind = "runs" if self._plan[0].point is None else "tuning runs"
+        text = f"{finished} of {len(self._plan)} {kind} complete"
         done = sum(self._steps_done(run) for run in self._plan)
         left = sum(run.config.steps for run in self._plan) - done
         elapsed = time.monotonic() - self._began

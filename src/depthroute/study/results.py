@@ -1,125 +1,196 @@
-"""From run directories to results.json and its table. Reads directories only; nothing here trains."""
+"""From run directories to results.json. Reads directories only; nothing here trains.
+
+runs         one entry a finished run: held-out NLL at the end and along the way, cost, conditions, flags
+contrasts    one entry a planned comparison and combination of levels: differences by seed, tests, verdict, words
+gaps         one entry a contrast and axis (tokens, flops, seconds): the paired gap along training
+noise        one entry a replicate: its difference from the run that it repeats
+tuning, power, missing, flagged, provenance     what the numbers rest on
+
+What the numbers say is worked out in `verdict` and `gaps` from `runs` alone; here they are read.
+"""
 
 import json
+import os
+import platform
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from depthroute import config, runs
 from depthroute.errors import RunError
-from depthroute.study.plan import Planned, Study
+from depthroute.model.cost import training_flops
+from depthroute.study.cells import Planned
 from depthroute.study.progress import last_step
-from depthroute.study.statistics import paired, paired_differences
+from depthroute.study.state import state
+from depthroute.study.verdict import SHARED, judged
 
-RESULTS = "results.json"
-SHARED = ("data_digest", "tokenizer_digest")
+RESULTS, TUNING, FORMAT = "results.json", "tuning.json", 2
+DESCRIBED = (*SHARED, "parameters", "impl", "device", "precision", "deterministic", "threads", "versions")
 
 
-def collect(study: Study, plan: Sequence[Planned], directory: Path) -> dict[str, Any]:
-    """Everything that the finished runs say, and what is missing. RunError if they cannot be compared."""
+def collect(
+    prereg: Mapping[str, Any], plan: Sequence[Planned], directory: Path, include_flagged: bool = False
+) -> dict[str, Any]:
+    """Everything that the finished runs of the study in `directory` say, and what is missing.
+
+    `prereg` is the content of prereg.json. Runs whose manifest disagrees with it are flagged, and left out of every
+    comparison unless `include_flagged`. RunError if a run is of another study, or if runs cannot be compared.
+    """
     complete = [run for run in plan if runs.finished(run.directory(directory))]
-    entries = [read_run(run, run.directory(directory)) for run in complete]
-    check_pairing(entries)
-    return {
-        "question": study.question,
-        "baseline": study.reference,
-        "arms": list(study.arms),
-        "seeds": study.seeds,
+    flops: dict[str, int] = {}
+    entries = [read_run(run, directory, prereg, flops) for run in complete]
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        **{key: prereg[key] for key in ("question", "baseline", "arms", "seeds", "cross", "level")},
         "runs": entries,
-        "differences": compare(study, entries),
+        "contrasts": planned_contrasts(prereg),
+        "tuning": tuning(prereg, directory),
+        "power": prereg["power"],
         "missing": [missing(run, directory) for run in plan if run not in complete],
-        "provenance": provenance(entries),
+        "provenance": provenance(prereg, entries),
     }
+    return judged(found, include_flagged)
 
 
 def save(results: Mapping[str, Any], directory: Path) -> None:
     runs.write_atomic(directory / RESULTS, json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
 
 
-def read_run(run: Planned, directory: Path) -> dict[str, Any]:
-    """One finished run: its held-out NLL in nats a token and bits a byte, its speed, and what it was trained on."""
+def planned_contrasts(prereg: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The plan's contrasts, one for every combination of the levels that it leaves open."""
+    cross: Mapping[str, Sequence[str]] = prereg["cross"]
+    found: list[dict[str, Any]] = []
+    for contrast in prereg["contrasts"]:
+        fixed: Mapping[str, str] = contrast.get("at") or {}
+        choices = [[fixed[factor]] if factor in fixed else levels for factor, levels in cross.items()]
+        for levels in product(*choices):
+            kept = {key: contrast[key] for key in ("arm", "against", "held_out", "primary", "margin")}
+            found.append({**kept, "levels": dict(zip(cross, levels, strict=True))})
+    return found
+
+
+def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[str, int]) -> dict[str, Any]:
+    """One finished run: its held-out NLL along the way and at the end, its speed, and what it was trained on.
+
+    `flops` holds FLOPs a token by cell, and is filled. Seconds are those of the training steps alone.
+    """
+    directory = run.directory(study)
     described = runs.manifest(directory)
+    lacking = [key for key in ("config_digest", "vocab", *DESCRIBED) if key not in described]
+    if lacking:
+        raise RunError(f"{directory / runs.MANIFEST}: has no {lacking[0]}; delete the run and run the study again")
     if described["config_digest"] != config.digest(run.config):
         raise RunError(f"{directory}: was trained with another configuration than the study's; choose another --dir")
     events = runs.metrics(directory)
-    speeds = [event["tokens_per_second"] for event in events if event["event"] == "step"]
+    cell = run.cell
+    if cell not in flops:
+        model = run.config.model.model_copy(update={"vocab": described["vocab"]})
+        flops[cell] = training_flops(model, run.config.length)
     return {
         "arm": run.arm,
+        "levels": dict(run.levels),
         "seed": run.seed,
-        "directory": str(Path("runs") / run.arm / str(run.seed)),
+        "replicate": run.replicate,
+        "directory": directory.relative_to(study).as_posix(),
         "held_out": {
             name: {"nll": event["nll"], "bits_per_byte": event["bits_per_byte"], "tokens": event["tokens_evaluated"]}
             for name, event in runs.final_evaluation(directory).items()
         },
+        "curve": curve(events),
         "steps": events[-1]["step"],
         "tokens": events[-1]["tokens"],
-        "tokens_per_second": statistics.median(speeds),
-        **{key: value for key, value in described.items() if key != "versions"},
-        "versions": described["versions"],
+        "seconds": events[-1]["seconds"],
+        "tokens_per_second": statistics.median(e["tokens_per_second"] for e in events if e["event"] == "step"),
+        "flops_per_token": flops[cell],
+        **{key: described[key] for key in DESCRIBED},
+        "flags": flags(described, prereg, cell),
     }
 
 
-def check_pairing(entries: Sequence[Mapping[str, Any]]) -> None:
-    """RunError unless all runs read the same data with the same tokenizer and are judged on the same tokens."""
-    for entry in entries[1:]:
-        first = entries[0]
-        judged = {name: part["tokens"] for name, part in first["held_out"].items()}
-        differing = [key for key in SHARED if entry[key] != first[key]]
-        if {name: part["tokens"] for name, part in entry["held_out"].items()} != judged:
-            differing.append("held-out tokens")
-        if differing:
-            raise RunError(
-                f"{entry['directory']} and {first['directory']} have different {differing[0]}, so they cannot be "
-                "compared; delete the one that is wrong and run the study again"
-            )
+def curve(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluations of a run in order, one entry a milestone."""
+    seconds, found = {0: 0.0}, dict[int, dict[str, Any]]()
+    for event in events:
+        step = event["step"]
+        if event["event"] == "step":
+            seconds[step] = event["seconds"]
+        elif event["event"] == "evaluation":
+            point: dict[str, Any] = {"step": step, "tokens": event["tokens"], "seconds": seconds[step], "held_out": {}}
+            found.setdefault(step, point)["held_out"][event["held_out"]] = event["nll"]
+    return list(found.values())
 
 
-def compare(study: Study, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Paired differences of every arm from the baseline, one entry a held-out set, over the seeds that both have."""
-    differences: list[dict[str, Any]] = []
-    for held_out in held_out_names(entries):
-        by_arm: dict[str, dict[int, float]] = {arm: {} for arm in study.arms}
-        for entry in entries:
-            by_arm[entry["arm"]][entry["seed"]] = entry["held_out"][held_out]["nll"]
-        for arm in study.arms:
-            by_seed = paired_differences(by_arm[arm], by_arm[study.reference])
-            if arm == study.reference or not by_seed:
-                continue
-            values = list(by_seed.values())
-            differences.append(
-                {
-                    "arm": arm,
-                    "baseline": study.reference,
-                    "held_out": held_out,
-                    "by_seed": {str(seed): value for seed, value in by_seed.items()},
-                    "summary": asdict(paired(values)) if len(values) > 1 else None,
-                }
-            )
-    return differences
-
-
-def held_out_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(entries[0]["held_out"]) if entries else []
+def flags(described: Mapping[str, Any], prereg: Mapping[str, Any], cell: str) -> list[str]:
+    """In words, where a run's manifest disagrees with its plan. What the plan left open (null) agrees with all."""
+    impl: Any = prereg["impl"]
+    planned: dict[str, Any] = {
+        **{key: prereg[key] for key in SHARED},
+        "impl": impl if isinstance(impl, str) else impl[cell],
+        **{f"versions.{name}": version for name, version in prereg["versions"].items()},
+    }
+    found = {**described, **{f"versions.{name}": version for name, version in described["versions"].items()}}
+    return [
+        f"{key} is {_short(found.get(key))}, planned {_short(value)}"
+        for key, value in planned.items()
+        if value is not None and found.get(key) != value
+    ]
 
 
 def missing(run: Planned, directory: Path) -> dict[str, Any]:
     event = last_step(run.directory(directory))
     return {
         "arm": run.arm,
+        "levels": dict(run.levels),
         "seed": run.seed,
+        "replicate": run.replicate,
+        "state": state(run, directory),
         "step": 0 if event is None else event["step"],
         "steps": run.config.steps,
         "log": str(run.log(directory)),
     }
 
 
-def provenance(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The distinct values of what a fair comparison wants to be single; more than one is for the reader to judge."""
-    found: dict[str, list[Any]] = {}
+def tuning(prereg: Mapping[str, Any], directory: Path) -> dict[str, Any] | None:
+    """What was tuned over which grid, what was chosen, and warnings in words; None if the plan tunes nothing.
+
+    A cell that the plan does not tune, or has not tuned yet, is there with `tuned` false.
+    """
+    if prereg["tuning"] is None:
+        return None
+    path = directory / TUNING
+    try:
+        known: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError as error:
+        raise RunError(f"{path}: damaged ({error}); restore it") from None
+    untuned: dict[str, Any] = {"grid": {}, "points": [], "selected": {}, "on_edge": [], "tuned": False}
+    cells = {cell: {**untuned, **known.get(cell, {})} for cell in prereg["config_digests"]}
+    keys = dict.fromkeys(key for entry in cells.values() for key in entry["on_edge"])
+    edges = {key: ", ".join(cell for cell, entry in cells.items() if key in entry["on_edge"]) for key in keys}
+    warnings = [f"the best {key} lies on the edge of its tuning grid for {names}" for key, names in edges.items()]
+    untuned_cells = [cell for cell, entry in cells.items() if not entry["tuned"]]
+    warnings += [f"not tuned: {', '.join(untuned_cells)}"] if untuned_cells else []
+    return {"plan": prereg["tuning"], "cells": cells, "warnings": warnings}
+
+
+def provenance(prereg: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The plan and the machine; and the distinct values of what a fair comparison wants to be single."""
+    found: dict[str, Any] = {
+        "plan": prereg["digest"],
+        "date": prereg["date"],
+        "amendments": prereg["amendments"],
+        "machine": {"system": platform.platform(), "cores": os.cpu_count()},
+        "training_seconds": sum(entry["seconds"] for entry in entries),
+    }
     for key in (*SHARED, "device", "precision", "threads", "deterministic", "impl", "versions"):
+        distinct: list[Any] = []
         for entry in entries:
-            if entry[key] not in found.setdefault(key, []):
-                found[key].append(entry[key])
+            if entry[key] not in distinct:
+                distinct.append(entry[key])
+        found[key] = distinct
     return found
+
+
+def _short(value: object) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 20 else str(value)

@@ -1,64 +1,128 @@
-"""Results as text for a terminal or a log."""
+"""Results as text for a terminal or a log, and the rows that every other form of the tables is made of."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from depthroute.study.results import held_out_names
+from depthroute.study.verdict import at_levels, confidence, included, nats, probability, span
+
+Entry = Mapping[str, Any]
+Rows = list[list[str]]
 
 
-def render(results: Mapping[str, Any]) -> str:
-    """Held-out NLL by arm and seed, and paired differences from the baseline, one pair of tables a held-out set."""
-    lines = [results["question"]]
-    for name in held_out_names(results["runs"]):
-        lines += ["", *losses(results, name), "", *differences(results, name)]
+def render(results: Entry) -> str:
+    """The verdicts, held-out NLL by arm and seed, and paired differences, one pair of tables a held-out set."""
+    lines = [results["question"], "", *verdict_lines(results)]
+    for levels in level_sets(results):
+        for name in held_out_names(results, levels):
+            lines += ["", losses_title(results, levels, name), *columns(losses(results, levels, name))]
+            rows = differences(results, levels, name)
+            if len(rows) > 1:
+                lines += ["", differences_title(results, levels, name), *columns(rows)]
+    if results["noise"]:
+        lines += ["", "repeated runs differ from the run itself by (NLL, nats a token):", *columns(repeats(results))]
+    if results["flagged"]:
+        what = "counted all the same" if results["include_flagged"] else "left out of every number above"
+        lines += ["", f"flagged, {what}:"]
+        lines += [f"  {run['directory']}: {'; '.join(run['flags'])}" for run in results["flagged"]]
     if results["missing"]:
-        lines += ["", "missing:"]
-        lines += [
-            f"  {run['arm']} seed {run['seed']}: step {run['step']} of {run['steps']}, log {run['log']}"
-            if run["step"]
-            else f"  {run['arm']} seed {run['seed']}: not one step yet"
-            for run in results["missing"]
-        ]
+        lines += ["", "missing:", *(f"  {_missing(run)}" for run in results["missing"])]
     return "\n".join(lines)
 
 
-def losses(results: Mapping[str, Any], held_out: str) -> list[str]:
+def verdict_lines(results: Entry) -> list[str]:
+    """One sentence a contrast, the primary ones first and marked."""
+    ordered = sorted(results["contrasts"], key=lambda contrast: not contrast["primary"])
+    return [f"{'primary: ' if contrast['primary'] else ''}{contrast['words']}" for contrast in ordered]
+
+
+def level_sets(results: Entry) -> list[dict[str, str]]:
+    """Every combination of levels that a run or a contrast has, in their order."""
+    found: list[dict[str, str]] = []
+    for entry in (*results["runs"], *results["contrasts"]):
+        if entry["levels"] not in found:
+            found.append(entry["levels"])
+    return found
+
+
+def held_out_names(results: Entry, levels: Mapping[str, str]) -> list[str]:
+    """The sets of the contrasts first, then those that runs were evaluated on beside."""
+    found: dict[str, None] = {}
+    for contrast in results["contrasts"]:
+        if contrast["levels"] == levels:
+            found[contrast["held_out"]] = None
+    for run in runs_at(results, levels):
+        found |= dict.fromkeys(run["held_out"])
+    return list(found)
+
+
+def runs_at(results: Entry, levels: Mapping[str, str]) -> list[Entry]:
+    """The runs that count: no replicates, and flagged ones only where they were asked for."""
+    entries = included(results["runs"], results["include_flagged"])
+    return [entry for entry in entries if entry["levels"] == levels and entry["replicate"] == 0]
+
+
+def losses_title(results: Entry, levels: Mapping[str, str], held_out: str) -> str:
+    judged = [run["held_out"][held_out]["tokens"] for run in runs_at(results, levels) if held_out in run["held_out"]]
+    same = f" ({judged[0]:,} tokens, the same for every run)" if judged else ""
+    return f"NLL on {held_out}{at_levels(levels)}, nats a token{same}"
+
+
+def losses(results: Entry, levels: Mapping[str, str], held_out: str) -> Rows:
+    """A header, then an arm a row: NLL by seed, their mean where all are there, bits a byte, speed, size."""
     seeds = results["seeds"]
-    tokens = results["runs"][0]["held_out"][held_out]["tokens"]
     rows = [["arm", *(f"seed {seed}" for seed in seeds), "mean", "bits a byte", "tokens/s", "parameters"]]
     for arm in results["arms"]:
-        entries = {run["seed"]: run for run in results["runs"] if run["arm"] == arm}
-        complete = len(entries) == len(seeds)
-        judged = [entries[seed]["held_out"][held_out] if seed in entries else None for seed in seeds]
-        cells = [f"{part['nll']:.4f}" if part else "-" for part in judged]
+        entries = {run["seed"]: run for run in runs_at(results, levels) if run["arm"] == arm}
+        judged = [entries[seed]["held_out"].get(held_out) if seed in entries else None for seed in seeds]
+        complete = [part for part in judged if part] if all(judged) else []
         rows.append(
             [
                 arm,
-                *cells,
-                _mean([part["nll"] for part in judged if part], 4) if complete else "-",
-                _mean([part["bits_per_byte"] for part in judged if part], 4) if complete else "-",
+                *(f"{part['nll']:.4f}" if part else "-" for part in judged),
+                _mean([part["nll"] for part in complete], 4),
+                _mean([part["bits_per_byte"] for part in complete], 4),
                 _mean([run["tokens_per_second"] for run in entries.values()], 0),
                 f"{next(iter(entries.values()))['parameters']:,}" if entries else "-",
             ]
         )
-    return [f"NLL on {held_out}, nats a token ({tokens:,} tokens, the same for every run)", *columns(rows)]
+    return rows
 
 
-def differences(results: Mapping[str, Any], held_out: str) -> list[str]:
-    rows = [["arm", *(f"seed {seed}" for seed in results["seeds"]), "mean", "95 % interval", "sign-flip p", "pairs"]]
-    for entry in results["differences"]:
-        if entry["held_out"] != held_out:
+def differences_title(results: Entry, levels: Mapping[str, str], held_out: str) -> str:
+    return (
+        f"NLL on {held_out}{at_levels(levels)} minus the other arm's at the same seed (below zero: fewer nats; "
+        f"t interval at {confidence(results['level'])}, exact sign-flip p)"
+    )
+
+
+def differences(results: Entry, levels: Mapping[str, str], held_out: str) -> Rows:
+    """A header, then a contrast a row: difference by seed and what the planned tests say."""
+    seeds = results["seeds"]
+    tests = ["mean", "interval", "sign-flip p", "Holm p", "pairs", "verdict"]
+    rows = [["arm", "against", *(f"seed {seed}" for seed in seeds), *tests]]
+    for contrast in results["contrasts"]:
+        if contrast["held_out"] != held_out or contrast["levels"] != levels:
             continue
-        by_seed, summary = entry["by_seed"], entry["summary"]
-        cells = [f"{by_seed[str(seed)]:+.4f}" if str(seed) in by_seed else "-" for seed in results["seeds"]]
+        by_seed, summary = contrast["by_seed"], contrast["summary"]
+        row = [contrast["arm"] + (" *" if contrast["primary"] else ""), contrast["against"]]
+        row += [nats(by_seed[str(seed)]) if str(seed) in by_seed else "-" for seed in seeds]
         if summary is None:
-            rows.append([entry["arm"], *cells, "-", "one pair", "-", "1"])
-            continue
-        interval = f"[{summary['low']:+.4f}, {summary['high']:+.4f}]"
-        p, pairs = f"{summary['sign_flip_p']:.4f}", str(summary["pairs"])
-        rows.append([entry["arm"], *cells, f"{summary['mean']:+.4f}", interval, p, pairs])
-    title = f"NLL minus {results['baseline']}'s at the same seed (below zero: fewer nats; t interval, exact p)"
-    return [title, *(columns(rows) if len(rows) > 1 else ["  no pair is complete yet"])]
+            row += ["-", "-", "-", "-"]
+        else:
+            row += [nats(summary["mean"]), span(summary), probability(summary["sign_flip_p"])]
+            row += [probability(summary["holm_p"]) if contrast["primary"] else "-"]
+        rows.append([*row, str(len(by_seed)), contrast["verdict"]])
+    return rows
+
+
+def repeats(results: Entry) -> Rows:
+    """A header, then a replicate a row: its difference from the run that it repeats, by held-out set."""
+    names = list(dict.fromkeys(name for entry in results["noise"] for name in entry["difference"]))
+    rows = [["run", *names]]
+    for entry in results["noise"]:
+        run = f"{entry['arm']}{at_levels(entry['levels'])} seed {entry['seed']}, again ({entry['replicate']})"
+        rows.append([run, *(nats(entry["difference"][name]) if name in entry["difference"] else "-" for name in names)])
+    return rows
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -71,6 +135,14 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def _missing(run: Entry) -> str:
+    again = f", again ({run['replicate']})" if run["replicate"] else ""
+    name = f"{run['arm']}{at_levels(run['levels'])} seed {run['seed']}{again}"
+    if not run["step"] and run["state"] == "not started":
+        return f"{name}: no step yet"
+    return f"{name}: {run['state']} at step {run['step']} of {run['steps']}, log {run['log']}"
 
 
 def _mean(values: Sequence[float], digits: int) -> str:

@@ -33,6 +33,26 @@ def name(device: torch.device) -> str:
     return torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
 
 
+def check_memory(config: Config, vocab: int, device: torch.device) -> None:
+    """ConfigError if even the least that training needs is more than the device has.
+
+    The least is four fp32 numbers for a weight of the layers and the embedding (itself, its gradient, what the
+    optimizer keeps) and three for a logit (itself, its probability, its gradient). Activations come on top.
+    """
+    shape = config.model
+    heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_width
+    weights = shape.layers * shape.width * (heads + 3 * shape.hidden) + vocab * shape.width
+    logits = config.batch // config.accumulation * config.length * vocab
+    on_gpu = device.type == "cuda"
+    has = torch.cuda.mem_get_info()[1] if on_gpu else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for needed, what in ((16 * weights, "the model's size"), (12 * logits, "batch or length, or raise accumulation")):
+        if needed > has:
+            raise ConfigError(
+                f"this needs {needed / 2**30:,.0f} GiB of memory at the least, and {device.type} has "
+                f"{has / 2**30:,.0f}; lower {what}"
+            )
+
+
 @contextmanager
 def numerics(config: Config) -> Iterator[None]:
     """Threads and determinism as the configuration says, and as they were before afterwards."""

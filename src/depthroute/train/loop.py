@@ -106,7 +106,8 @@ class Training:
             if self.step % self.config.checkpoint.every == 0 or self.step == self.config.steps:
                 self.save()
         self.save_model()
-        self.metrics.write("end", step=self.step, tokens=self.tokens, seconds=self.seconds)
+        sums = runs.model_sums(self.run)
+        self.metrics.write("end", step=self.step, tokens=self.tokens, seconds=self.seconds, model=sums)
         self.metrics.sync()
 
     def advance(self) -> None:
@@ -147,11 +148,13 @@ class Training:
         values = Measured(nll, z_loss, norm.item())
         if not all(map(math.isfinite, values)):
             found = ", ".join(f"{name} is {value}" for name, value in values._asdict().items())
-            raise RunError(
-                f"{self.run}: step {self.step + 1}: {found}; stopped without updating; "
-                f"the last good checkpoint is {self.saved or 'none'}; lower the learning rate or lengthen its warm-up"
-            )
+            raise self.diverged(self.step + 1, found)
         return values
+
+    def diverged(self, step: int, found: str) -> RunError:
+        good = f"the last good checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
+        advice = "lower the learning rate or lengthen its warm-up"
+        return RunError(f"{self.run}: step {step}: {found}; stopped without updating; {good}; {advice}")
 
     def evaluate(self) -> None:
         """Evaluate every held-out part, then write all events at once."""
@@ -160,6 +163,9 @@ class Training:
             for name, part in self.data.parts.items()
             if name != "train"
         }
+        for name, evaluation in found.items():
+            if not math.isfinite(evaluation.nll):
+                raise self.diverged(self.step, f"the NLL on {name} is {evaluation.nll}")
         for name, evaluation in found.items():
             self.metrics.write("evaluation", step=self.step, tokens=self.tokens, held_out=name, **evaluation._asdict())
             losses = f"{evaluation.nll:.4f} nats a token, {evaluation.bits_per_byte:.4f} bits a byte"

@@ -41,6 +41,7 @@ def build_model(config: Config, vocab: int, device: torch.device) -> Transformer
     given = config.model.vocab
     if given is not None and given < vocab:
         raise ConfigError(f"model.vocab: {given} is smaller than the tokenizer's {vocab}; leave it out or raise it")
+    devices.check_memory(config, given or vocab, device)
     model_config = config.model if given is not None else config.model.model_copy(update={"vocab": vocab})
     with device:
         model = Transformer(model_config, config.impl)

@@ -1,0 +1,170 @@
+"""prereg.json: what a study is going to do and how it will be judged, written down before its first run.
+
+It holds the study itself, what follows from it, the data and the versions, and a digest over all of it. What differs
+from it later is refused, or recorded as a dated amendment with its reason.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from depthroute import config, runs
+from depthroute.data import INDEX, read_index
+from depthroute.data.files import sha256
+from depthroute.errors import ConfigError, RunError
+from depthroute.model.transformer import Transformer
+from depthroute.study.cells import Planned
+from depthroute.study.detect import power_statement
+from depthroute.study.plan import Contrast, Study, contrasts, plan_runs
+from depthroute.study.tuning import SELECTION, tuning_runs
+from depthroute.train.start import VERSIONS
+
+PREREG, FORMAT = "prereg.json", 1
+METRIC = "NLL, nats a token"
+Document = dict[str, Any]
+
+
+def document(study: Study, data: Path) -> Document:
+    """The plan of a study whose data lie built in `data`. ConfigError if an arm's model cannot be built."""
+    index = read_index(data)
+    cells = {run.cell: run for run in plan_runs(study) if run.seed == study.seeds[0] and not run.replicate}
+    tuning_runs(study)  # A point that is no configuration is found now.
+    first = next(iter(cells.values())).config
+    planned = contrasts(study)
+    body: Document = {
+        "format": FORMAT,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "question": study.question,
+        "arms": list(study.arms),
+        "cross": {factor: list(levels) for factor, levels in study.cross.items()},
+        "seeds": study.seeds,
+        "baseline": study.reference,
+        "tokens": _one_or_each({cell: run.config.tokens for cell, run in cells.items()}),
+        "milestones": _one_or_each({cell: milestones(run.config) for cell, run in cells.items()}),
+        "held_out": ["validation", *first.data.held_out],
+        "contrasts": [asdict(contrast) for contrast in planned],
+        "metric": METRIC,
+        "level": study.level,
+        "decision_rule": decision_rule(planned, study.level),
+        "config_digests": {cell: digest_without_seed(run.config) for cell, run in cells.items()},
+        "data_digest": sha256(data / INDEX),
+        "tokenizer_digest": index.tokenizer.digest,
+        "versions": versions(),
+        "impl": _one_or_each({cell: built_impl(run, index.tokenizer.vocab) for cell, run in cells.items()}),
+        "power": power_statement(study, planned),
+        "tuning": _tuning(study),
+        "replicates": [replicate.model_dump(mode="json") for replicate in study.replicates],
+        "study": study.model_dump(mode="json", exclude={"workers"}),
+        "amendments": [],
+    }
+    return sealed(body)
+
+
+def sealed(body: Mapping[str, Any]) -> Document:
+    """The document with the sha256 of all the rest as its `digest`."""
+    plain = json.loads(json.dumps({key: value for key, value in body.items() if key != "digest"}))
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return {"format": plain["format"], "digest": hashlib.sha256(canonical.encode()).hexdigest(), **plain}
+
+
+def read(directory: Path) -> Document:
+    """RunError if there is no plan, or it was edited."""
+    path = directory / PREREG
+    try:
+        written = json.loads(path.read_bytes())
+        digest, content_format = written["digest"], written["format"]
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing; `depthroute study plan` writes it before the first run") from None
+    except (ValueError, TypeError, KeyError):
+        raise RunError(f"{path}: damaged; restore the file, or start the study anew in another --dir") from None
+    if content_format != FORMAT:
+        raise RunError(f"{path}: has format {content_format}, this version reads {FORMAT}; choose another --dir")
+    if sealed(written)["digest"] != digest:
+        raise RunError(f"{path}: was edited after it was written (its digest does not match); restore it")
+    return written
+
+
+def write(plan: Document, directory: Path) -> None:
+    runs.write_atomic(directory / PREREG, json.dumps(plan, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def planned_study(plan: Mapping[str, Any]) -> Study:
+    """The study that a plan holds."""
+    return Study.parse(plan["study"])
+
+
+def decision_rule(planned: Sequence[Contrast], level: float) -> str:
+    primary = [contrast for contrast in planned if contrast.primary]
+    margins = any(contrast.margin is not None for contrast in planned)
+    rule = (
+        f"Differences are taken at equal seeds. A contrast is called lower or higher if the {100 - 100 * level:g} % t "
+        "interval of its mean difference excludes 0"
+    )
+    if len(primary) > 1:
+        rule += (
+            f" and, for a primary one, its two-sided t test, adjusted by Holm over the {len(primary)} primary "
+            f"contrasts, has p < {level:g}"
+        )
+    if margins:
+        rule += (
+            f"; else equivalent, if it has a margin and two one-sided t tests at level {level:g} both put the mean "
+            "difference inside it"
+        )
+    rule += "; else undecided."
+    if len(primary) < len(planned):
+        rule += " Contrasts that are not primary are descriptive."
+    return rule
+
+
+def milestones(run: config.Config) -> list[int]:
+    """Tokens at which a run is judged; its end is the last."""
+    every = run.evaluation.every
+    written = range(every, run.tokens + 1, every) if every else run.evaluation.milestones
+    return sorted({*written, run.tokens})
+
+
+def digest_without_seed(run: config.Config) -> str:
+    plain = run.model_dump(mode="json", exclude={"seed"})
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """As a manifest has them."""
+    return {"python": platform.python_version()} | {name: version(name) for name in VERSIONS}
+
+
+def built_impl(run: Planned, vocab: int) -> str:
+    """The implementation that the run's model resolves to. ConfigError if the model cannot be built."""
+    given = run.config.model.vocab
+    model = run.config.model if given is not None else run.config.model.model_copy(update={"vocab": vocab})
+    try:
+        with torch.device("meta"):
+            return Transformer(model, run.config.impl).impl
+    except ConfigError as error:
+        raise ConfigError(f"arm '{run.cell}': {error}") from None
+
+
+def _one_or_each(by_cell: Mapping[str, Any]) -> Any:
+    """The value of all cells where they agree; else the value of each."""
+    values = list(by_cell.values())
+    return values[0] if all(value == values[0] for value in values) else dict(by_cell)
+
+
+def _tuning(study: Study) -> Document | None:
+    if study.tuning is None:
+        return None
+    return {
+        "seeds": study.tuning.seeds,
+        "tokens": study.tuning.tokens,
+        "held_out": study.tuning.held_out,
+        "grids": {arm: study.tuning.of(arm) for arm in study.arms},
+        "selection": SELECTION,
+    }

@@ -1,0 +1,197 @@
+"""What the planned rule says of each contrast, in one careful word and one sentence.
+
+lower, higher   the t interval excludes 0; for a primary contrast, also after Holm's correction over the primary ones
+equivalent      two one-sided tests put the difference inside the planned margin: only here stands "no difference"
+undecided       neither; the sentence says which effects are excluded
+identical       every difference is exactly zero, and nothing is tested
+incomplete      a planned pair is missing, so the rule is not applied yet
+
+Pure functions of plain data: results.json as `results` writes it holds all that they need.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from depthroute.errors import RunError
+from depthroute.study import power, statistics
+from depthroute.study.gaps import gap_curves, noise, pairs_of
+
+Entry = Mapping[str, Any]
+SHARED = ("data_digest", "tokenizer_digest")
+
+
+def judged(results: Entry, include_flagged: bool = False) -> dict[str, Any]:
+    """`results` with its contrasts, gap curves and noise worked out from its own runs.
+
+    Flagged runs take part only if asked for. RunError if runs that take part cannot be compared.
+    """
+    entries = included(results["runs"], include_flagged)
+    check_pairing(entries)
+    seeds, level = results["seeds"], results["level"]
+    contrasts = [measured(contrast, entries, seeds, level) for contrast in results["contrasts"]]
+    tested = [c for c in contrasts if c["primary"]]
+    # The family is as planned: a primary contrast that has no p yet, or needs none, still counts.
+    ps = [1.0 if untested(c) else c["summary"]["t_p"] for c in tested]
+    for contrast, p in zip(tested, statistics.holm(ps), strict=True):
+        if not untested(contrast):
+            contrast["summary"]["holm_p"] = p
+    for contrast in contrasts:
+        contrast["verdict"] = verdict(contrast, seeds, level)
+        contrast["words"] = words(contrast, seeds, level)
+    return {
+        **results,
+        "include_flagged": include_flagged,
+        "contrasts": contrasts,
+        "gaps": [gap for contrast in contrasts for gap in gap_curves(contrast, entries, seeds, level)],
+        "noise": noise(entries),
+        "flagged": [{"directory": run["directory"], "flags": run["flags"]} for run in results["runs"] if run["flags"]],
+    }
+
+
+def included(entries: Sequence[Entry], include_flagged: bool) -> list[Entry]:
+    return [entry for entry in entries if include_flagged or not entry["flags"]]
+
+
+def check_pairing(entries: Sequence[Entry]) -> None:
+    """RunError unless all runs read the same data with the same tokenizer and are judged on the same tokens."""
+    for entry in entries[1:]:
+        first = entries[0]
+        differing = [key for key in SHARED if entry[key] != first[key]]
+        if _judged_on(entry) != _judged_on(first):
+            differing.append("held-out tokens")
+        if differing:
+            raise RunError(
+                f"{entry['directory']} and {first['directory']} have different {differing[0]}, so they cannot be "
+                "compared; delete the one that is wrong and run the study again"
+            )
+
+
+def _judged_on(entry: Entry) -> dict[str, int]:
+    return {name: part["tokens"] for name, part in entry["held_out"].items()}
+
+
+def measured(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int], level: float) -> dict[str, Any]:
+    """The contrast with its differences, summary, equivalence test and detectable difference, as far as there are."""
+    held_out, margin = contrast["held_out"], contrast["margin"]
+    by_seed: dict[str, float] = {}
+    for seed, pair in pairs_of(contrast, entries, seeds).items():
+        for run in pair:
+            if held_out not in run["held_out"]:
+                raise RunError(f"{run['directory']}: was not evaluated on '{held_out}', which a contrast is about")
+        ours, theirs = (run["held_out"][held_out]["nll"] for run in pair)
+        by_seed[str(seed)] = ours - theirs
+    values = list(by_seed.values())
+    kept = {key: contrast[key] for key in ("arm", "against", "levels", "held_out", "primary", "margin")}
+    found: dict[str, Any] = {**kept, "by_seed": by_seed, "summary": None, "equivalence": None, "detectable": None}
+    if len(values) < 2 or statistics.identical(values):
+        return {**found, "under_powered": False}
+    summary: dict[str, Any] = {
+        **asdict(statistics.paired(values, 1 - level)),
+        "level": level,
+        "bootstrap": {
+            "percentile": statistics.percentile_bootstrap(values, 1 - level),
+            "bca": statistics.bca_bootstrap(values, 1 - level),
+        },
+    }
+    found["summary"] = summary
+    if summary["sd"] > 0.0:
+        found["detectable"] = power.detectable_difference(len(values), summary["sd"], level)
+    if margin is not None:
+        found["equivalence"] = asdict(statistics.equivalence(values, margin, level))
+    weak = margin is not None and found["detectable"] is not None and found["detectable"] > margin
+    return {**found, "under_powered": weak}
+
+
+def untested(contrast: Entry) -> bool:
+    """Whether there are too few pairs, or no spread between them, so that no test has a p."""
+    return contrast["summary"] is None or contrast["summary"]["t_p"] is None
+
+
+def verdict(contrast: Entry, seeds: Sequence[int], level: float) -> str:
+    summary, equivalence = contrast["summary"], contrast["equivalence"]
+    if len(contrast["by_seed"]) < len(seeds):
+        return "incomplete"
+    if summary is None:
+        return "identical"
+    excluded = not untested(contrast) and not summary["low"] <= 0.0 <= summary["high"]
+    if excluded and summary.get("holm_p", 0.0) < level:
+        return "lower" if summary["mean"] < 0 else "higher"
+    return "equivalent" if equivalence is not None and equivalence["equivalent"] else "undecided"
+
+
+def words(contrast: Entry, seeds: Sequence[int], level: float) -> str:
+    """The verdict as a sentence: what is claimed, a colon, its numbers."""
+    arm, against, margin = contrast["arm"], contrast["against"], contrast["margin"]
+    where = f"on {contrast['held_out']}{at_levels(contrast['levels'])}"
+    summary, equivalence, pairs = contrast["summary"], contrast["equivalence"], len(contrast["by_seed"])
+    kind, said = contrast["verdict"], [] if summary is None else [interval(summary)]
+    if kind == "identical":
+        claim = f"{arm} and {against} are identical {where}"
+        said = [f"all {pairs} differences are exactly zero, so nothing is tested"]
+    elif kind == "incomplete":
+        claim = f"{arm} against {against} {where} is incomplete"
+        said = [f"{pairs} of {len(seeds)} planned pairs", *(f"so far {numbers}" for numbers in said)]
+    elif kind == "equivalent":
+        claim = f"no difference between {arm} and {against} {where} at the planned margin of {margin:g}"
+        said = [f"{confidence(2 * level)} interval {span(equivalence)} lies inside it", *said]
+    elif kind in ("lower", "higher"):
+        claim = f"{arm} has a {kind} NLL than {against} {where}"
+        if equivalence is not None and equivalence["equivalent"]:
+            said.append(f"the difference is inside the planned margin of {margin:g} all the same")
+    else:
+        claim = f"undecided between {arm} and {against} {where}"
+        said += doubts(contrast)
+    return f"{claim}: {'; '.join(said)}"
+
+
+def doubts(contrast: Entry) -> list[str]:
+    """What an undecided contrast rules out and what it could not have seen."""
+    summary, margin = contrast["summary"], contrast["margin"]
+    if untested(contrast):
+        return ["the differences have no spread, so nothing can be tested"]
+    found = [f"effects above {nats(max(abs(summary['low']), abs(summary['high'])), sign=False)} nats are excluded"]
+    if not summary["low"] <= 0.0 <= summary["high"]:
+        found.append("the interval excludes 0, but not after Holm's correction over the primary contrasts")
+    if margin is not None:
+        found.append(f"equivalence at the planned margin of {margin:g} is not shown")
+    if contrast["under_powered"]:
+        least = nats(contrast["detectable"], sign=False)
+        found.append(f"under-powered: {least} nats would be found 4 times in 5, less more seldom")
+    return found
+
+
+def interval(summary: Entry) -> str:
+    """`mean -0.0301, 95 % interval [-0.0339, -0.0263], Holm p 0.0004, 5 pairs`."""
+    p = f"Holm p {probability(summary['holm_p'])}, " if "holm_p" in summary else ""
+    named = f"{confidence(summary['level'])} interval"
+    return f"mean {nats(summary['mean'])}, {named} {span(summary)}, {p}{summary['pairs']} pairs"
+
+
+def confidence(level: float) -> str:
+    """`95 %` for an error rate of 0.05."""
+    return f"{100 * (1 - level):.10g} %"
+
+
+def span(interval: Entry) -> str:
+    return f"[{nats(interval['low'])}, {nats(interval['high'])}]"
+
+
+def nats(value: float, sign: bool = True) -> str:
+    """Four decimals, or two digits of what those would call zero; an exact 0 is `0`."""
+    if value == 0.0:
+        return "0"
+    plus, size = "+" if sign else "", abs(value)
+    if size >= 0.00005:
+        return f"{value:{plus}.4f}"
+    return f"{value:{plus}.{1 - math.floor(math.log10(size))}f}" if size >= 1e-6 else f"{value:{plus}.1e}"
+
+
+def probability(p: float) -> str:
+    return f"{p:.4f}" if p >= 0.0001 else "< 0.0001"
+
+
+def at_levels(levels: Mapping[str, str]) -> str:
+    """` (size S, lr low)`, or nothing."""
+    return f" ({', '.join(f'{factor} {level}' for factor, level in levels.items())})" if levels else ""
