@@ -1,5 +1,6 @@
 """A tiny study on generated text, for the tests of the comparison."""
 
+import fcntl
 import io
 import os
 import random
@@ -15,7 +16,6 @@ from rich.console import Console
 
 from depthroute.study.conduct import conduct
 from depthroute.study.execute import Outcome
-from depthroute.study.lock import locked
 from depthroute.study.plan import read_study
 
 WORDS = ("depth", "route", "layer", "source", "query", "block", "value", "mixed", "token", "site")
@@ -87,7 +87,8 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if hasattr(request.config, "workerinput") else base) / "study"
     folder.mkdir(exist_ok=True)
-    with locked(folder, print):
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "result.json").exists():
             study = write_study(folder, raw_study(write_text(folder)))
             done = depthroute("study", "run", study, "--dir", "whole", "--json", cwd=folder)

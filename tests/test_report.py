@@ -65,7 +65,7 @@ def test_the_question_and_the_verdict_come_before_tables_figures_and_provenance(
         "prenorm has a higher NLL than block on validation",
         "Before relying on this",
         "no difference between rd-frozen_v and block on validation at the planned margin of 0.005",
-        "undecided between rd-average and block",
+        "rd-average against block on validation, described and not judged",
         "slr and block are identical",
         "is incomplete",
         "Tables",
@@ -178,7 +178,7 @@ def test_the_csv_files_hold_every_number_at_full_precision(study: Path) -> None:
         assert found[cell.arm, str(cell.seed), str(cell.replicate), "validation"] == final(cell, "validation")
     contrasts = rows("contrasts.csv")
     assert [row["verdict"] for row in contrasts] == [
-        *("lower", "higher", "equivalent", "undecided", "identical", "incomplete", "lower")
+        *("lower", "higher", "equivalent", "described", "identical", "incomplete", "described")
     ]
     results = json.loads((study / "results.json").read_text())
     assert float(contrasts[0]["mean"]) == results["contrasts"][0]["summary"]["mean"]

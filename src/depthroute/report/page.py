@@ -22,7 +22,15 @@ from depthroute.study.table import held_out_names, level_sets
 from depthroute.study.verdict import at_levels, judged, nats
 
 PAGE, FORMAT = "report.html", 2
-SYMBOLS = {"lower": "↓", "higher": "↑", "equivalent": "=", "undecided": "?", "identical": "≡", "incomplete": "…"}
+SYMBOLS = {
+    "lower": "↓",
+    "higher": "↑",
+    "equivalent": "=",
+    "undecided": "?",
+    "described": "·",
+    "identical": "≡",
+    "incomplete": "…",
+}
 MIXED = ("device", "precision", "threads", "deterministic", "versions")
 """What should be the same for every run; `impl` may be crossed on purpose."""
 

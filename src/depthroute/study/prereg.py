@@ -105,13 +105,12 @@ def decision_rule(planned: Sequence[Contrast], level: float) -> str:
     primary = [contrast for contrast in planned if contrast.primary]
     margins = any(contrast.margin is not None for contrast in planned)
     rule = (
-        f"Differences are taken at equal seeds. A contrast is called lower or higher if the {100 - 100 * level:g} % t "
-        "interval of its mean difference excludes 0"
+        "Differences are taken at equal seeds. A primary contrast is called lower or higher if the "
+        f"{100 - 100 * level:g} % t interval of its mean difference excludes 0"
     )
     if len(primary) > 1:
         rule += (
-            f" and, for a primary one, its two-sided t test, adjusted by Holm over the {len(primary)} primary "
-            f"contrasts, has p < {level:g}"
+            f" and its two-sided t test, adjusted by Holm over the {len(primary)} primary contrasts, has p < {level:g}"
         )
     if margins:
         rule += (
@@ -120,7 +119,7 @@ def decision_rule(planned: Sequence[Contrast], level: float) -> str:
         )
     rule += "; else undecided."
     if len(primary) < len(planned):
-        rule += " Contrasts that are not primary are descriptive."
+        rule += " Contrasts that are not primary are described, and called nothing but equivalent or identical."
     return rule
 
 

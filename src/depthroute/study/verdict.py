@@ -1,8 +1,9 @@
 """What the planned rule says of each contrast, in one careful word and one sentence.
 
-lower, higher   the t interval excludes 0; for a primary contrast, also after Holm's correction over the primary ones
+lower, higher   a primary contrast whose t interval excludes 0, also after Holm's correction over the primary ones
 equivalent      two one-sided tests put the difference inside the planned margin: only here stands "no difference"
-undecided       neither; the sentence says which effects are excluded
+undecided       a primary contrast that is neither; the sentence says which effects are excluded
+described       any other contrast that is not primary: its numbers stand there, and no claim
 identical       every difference is exactly zero, and nothing is tested
 incomplete      a planned pair is missing, so the rule is not applied yet
 
@@ -116,9 +117,11 @@ def verdict(contrast: Entry, seeds: Sequence[int], level: float) -> str:
     if summary is None:
         return "identical"
     excluded = not untested(contrast) and not summary["low"] <= 0.0 <= summary["high"]
-    if excluded and summary.get("holm_p", 0.0) < level:
+    if contrast["primary"] and excluded and summary["holm_p"] < level:
         return "lower" if summary["mean"] < 0 else "higher"
-    return "equivalent" if equivalence is not None and equivalence["equivalent"] else "undecided"
+    if equivalence is not None and equivalence["equivalent"] and not (excluded and not contrast["primary"]):
+        return "equivalent"
+    return "undecided" if contrast["primary"] else "described"
 
 
 def words(contrast: Entry, seeds: Sequence[int], level: float) -> str:
@@ -140,6 +143,10 @@ def words(contrast: Entry, seeds: Sequence[int], level: float) -> str:
         claim = f"{arm} has a {kind} NLL than {against} {where}"
         if equivalence is not None and equivalence["equivalent"]:
             said.append(f"the difference is inside the planned margin of {margin:g} all the same")
+    elif kind == "described":
+        claim = f"{arm} against {against} {where}, described and not judged"
+        if untested(contrast):
+            said.append("the differences have no spread")
     else:
         claim = f"undecided between {arm} and {against} {where}"
         said += doubts(contrast)
