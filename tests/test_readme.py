@@ -25,10 +25,10 @@ def block_after(words: str) -> str:
 
 
 def test_the_readmes_study_is_a_study(tmp_path):
-    text = block_after("## Your own comparison").split("depthroute study run")[0]
+    text = block_after("## Your own comparison").split("depthroute study plan")[0]
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    assert set(yaml.safe_load(text)) == {"question", "base", "arms", "seeds"}
+    assert set(yaml.safe_load(text)) == {"question", "base", "arms", "seeds", "contrasts"}
     assert len(plan_runs(read_study(path))) == 3 * 6
 
 
