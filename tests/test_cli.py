@@ -82,8 +82,10 @@ def test_an_error_of_the_user_is_one_line_and_exit_code_2():
 
 def test_presets_lists_every_system_with_its_parameters():
     listed = json.loads(run("presets", "--json").stdout)
+    assert listed["note"].startswith("the low-rank paper's model")
     counts = {row["name"]: row["parameters"] for row in listed["presets"]}
     assert counts["rd-plr"] == 516_632_800
     assert len(counts) == 14
     table = run("presets", "--size", "tiny", env=os.environ | {"COLUMNS": "160"}).stdout
+    assert "size tiny: our choice" in table
     assert all(name in table for name in counts)

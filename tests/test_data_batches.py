@@ -57,7 +57,6 @@ def test_every_window_comes_exactly_once_an_epoch_and_in_another_order_each(
     positions = np.where(tokens == 60_000, -1, tokens)
     real = positions >= 0
     assert np.array_equal(documents[real], np.searchsorted(ends, positions[real], side="right"))
-    assert batches.per_epoch == batches.windows / batch
 
 
 def test_a_batch_follows_from_seed_and_number_alone(tmp_path: Path) -> None:

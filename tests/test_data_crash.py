@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from texts import config, prose, write_files
+from texts import config, prose, write_files, write_jsonl
 
 from depthroute.data import Dataset, build
 from depthroute.errors import DataError
@@ -123,20 +126,47 @@ def test_an_interrupted_build_cleans_up(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock"}
 
 
-def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    block = (prose(20_000) + "\n").encode()
+def write_text(folder: Path, megabytes: int) -> None:
+    chunk = (prose(20_000) + "\n").encode()
+    with (folder / "long.txt").open("wb") as file:
+        for _ in range(megabytes * 1_000_000 // len(chunk)):
+            file.write(chunk)
+    (folder / "short.txt").write_text("something else")
+
+
+def documents_of(megabytes: int) -> list[str]:
+    """Different documents of a kilobyte."""
+    text = prose(20_000)
+    return [f"{number} {text[number * 7 % 100_000 :][:1000]}" for number in range(megabytes * 1000)]
+
+
+def write_lines(folder: Path, megabytes: int) -> None:
+    write_jsonl(folder / "t.jsonl", documents_of(megabytes))
+
+
+def write_row_groups(folder: Path, megabytes: int) -> None:
+    """Two row groups, so that these grow with the file; uncompressed, for these texts resemble each other."""
+    table = pyarrow.table({"text": documents_of(megabytes)})
+    rest = {"use_dictionary": False, "compression": "none"}
+    pyarrow.parquet.write_table(table, folder / "t.parquet", row_group_size=megabytes * 500, **rest)
+
+
+@pytest.mark.parametrize(
+    ("write", "small", "large", "growth"),
+    [(write_text, 15, 150, 13), (write_lines, 10, 50, 10), (write_row_groups, 10, 50, 10)],
+)
+def test_memory_does_not_grow_with_the_text(
+    tmp_path: Path, write: Callable[[Path, int], None], small: int, large: int, growth: int
+) -> None:
     peaks = {}
-    for megabytes in (15, 150):
+    for megabytes in (small, large):
         folder = tmp_path / str(megabytes)
         folder.mkdir()
-        with (folder / "long.txt").open("wb") as file:
-            for _ in range(megabytes * 1_000_000 // len(block)):
-                file.write(block)
-        (folder / "short.txt").write_text("something else")
-        raw = config(folder / "*.txt", validation=0.5).model_dump(mode="json")
+        write(folder, megabytes)
+        raw = config(folder / "*.*", validation=0.5).model_dump(mode="json")
         process = start(raw, folder / "out")
         out = process.communicate(timeout=120)[0].splitlines()
         peaks[megabytes] = int(out[2]) / 1000
         dataset = Dataset.open(Path(out[1]))
         assert sum(part.bytes for part in dataset.parts.values()) > (megabytes - 1) * 1e6
-    assert peaks[150] - peaks[15] < 13, peaks
+    assert peaks[large] - peaks[small] < growth, peaks

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ from texts import config, prose, write_files, write_jsonl
 
 from depthroute.data import Dataset, build
 from depthroute.data.config import FilesCorpus
-from depthroute.data.files import BLOCK, LINES, documents, find, text_blocks
+from depthroute.data.files import CHUNK, LINES, documents, find, text_chunks
 from depthroute.data.spool import PIECE, Spool, Tick
 from depthroute.errors import DataError
 
@@ -77,7 +76,7 @@ def test_one_long_text_is_split_into_runs_of_whole_lines(tmp_path: Path) -> None
         run.endswith("\n") and LINES <= len(run.encode()) < LINES + 400 for run in runs if not text.endswith(run)
     )
     corpus = FilesCorpus(files=[str(tmp_path / "long.txt")], split="document")
-    assert "".join(b"".join(document.blocks).decode() for document in documents(corpus, False)) == text
+    assert "".join(b"".join(document.chunks).decode() for document in documents(corpus, False)) == text
 
 
 def test_equal_documents_of_a_jsonl_file_lie_on_one_side(tmp_path: Path) -> None:
@@ -138,17 +137,17 @@ def test_pieces_of_a_long_document_join_to_it(tmp_path_factory: pytest.TempPathF
     assert all(0 < len(piece) <= PIECE and piece.decode() for piece, _ in pieces)
 
 
-def test_characters_across_blocks_survive(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes(b"a" + "中".encode() * BLOCK)
-    blocks = list(text_blocks(tmp_path / "t.txt"))
-    assert len(blocks) > 2
-    assert "".join(block.decode() for block in blocks) == "a" + "中" * BLOCK
+def test_characters_across_chunks_survive(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"a" + "中".encode() * CHUNK)
+    chunks = list(text_chunks(tmp_path / "t.txt"))
+    assert len(chunks) > 2
+    assert "".join(chunk.decode() for chunk in chunks) == "a" + "中" * CHUNK
 
 
 def test_bytes_that_are_not_utf8_are_named_with_their_offset(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "texts", count=3)
-    (folder / "text1.txt").write_bytes(b"a" * (BLOCK + 7) + b"\xff" + b"b" * 10)
-    assert refused(tmp_path, folder / "*.txt").startswith(f"{folder}/text1.txt: not UTF-8 at byte {BLOCK + 7}")
+    (folder / "text1.txt").write_bytes(b"a" * (CHUNK + 7) + b"\xff" + b"b" * 10)
+    assert refused(tmp_path, folder / "*.txt").startswith(f"{folder}/text1.txt: not UTF-8 at byte {CHUNK + 7}")
     (folder / "text1.txt").write_bytes(b"good " + "中".encode()[:2])
     assert "text1.txt: not UTF-8 at byte 5: the file ends inside a character" in refused(tmp_path, folder / "*.txt")
     (tmp_path / "t.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
@@ -201,16 +200,6 @@ def test_a_missing_library_says_what_to_install(tmp_path: Path, corpus: object, 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.startswith("DataError ")
     assert extra in done.stdout
-
-
-def test_rows_of_a_hub_data_set_are_streamed_up_to_the_limit(tmp_path: Path) -> None:
-    if importlib.util.find_spec("datasets") is None:
-        pytest.skip("datasets is not installed")
-    write_jsonl(tmp_path / "set" / "t.jsonl", [prose(5, number) for number in range(300)])
-    hub = {"hub": str(tmp_path / "set"), "documents": 200, "validation": 0.2}
-    config_ = config("unused").model_validate({"corpus": hub, "tokenizer": "byte"})
-    dataset = Dataset.open(build(config_, tmp_path / "out"))
-    assert set(texts_of(dataset, "train") + texts_of(dataset, "validation")) == {prose(5, n) for n in range(200)}
 
 
 def test_files_that_cannot_make_a_corpus_are_refused_in_one_line(tmp_path: Path) -> None:

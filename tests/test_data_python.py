@@ -71,6 +71,17 @@ def test_modules_are_named_as_they_are_imported() -> None:
     assert not [name for name in names if ".tests." in f"{name}." or "-" in name]
 
 
+def test_a_changed_character_of_a_module_changes_the_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docs, "modules", lambda: [docs.Module("made.up", tmp_path / "made.py")])
+    prints = set()
+    for text in ("x = 1", "x = 2", "x = 1"):
+        module(tmp_path, text)
+        prints.add(docs.fingerprint())
+    assert len(prints) == 2
+
+
 def test_docstrings_are_those_that_python_would_show(tmp_path: Path) -> None:
     source = inspect.getsource(json.decoder)
     found = "\n".join(docs.documentation(module(tmp_path, source)))

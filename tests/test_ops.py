@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import IMPLEMENTATIONS, Attended, attend, merge, resolve
+from depthroute.ops import Attended, attend, merge, resolve
 
 LR_EPS = 2.0**-23
 VALUES = [torch.tensor(row, dtype=torch.float64) for row in [(1, 2, 3, 4), (4, 3, 2, 1), (-1, 0, 1, 0)]]
@@ -185,6 +185,16 @@ GOOD = {"queries": torch.zeros(1, 4), "keys": None, "values": [torch.zeros(3, 4)
         ({"eps": -1e-6}, "eps: -1e-06 must be finite and not negative"),
         ({"gain": torch.ones(3)}, r"gain: shape \[3\]"),
         ({"impl": "tritn"}, r"impl: 'tritn' is not available"),
+        ({"values": torch.zeros(2, 3, 4)}, r"values: one tensor of shape \[2, 3, 4\]; give a sequence"),
+        ({"keys": torch.zeros(2, 3, 4)}, r"keys: one tensor of shape \[2, 3, 4\]; give a sequence"),
+        ({"values": [torch.zeros(())]}, r"values\[0\]: has no width"),
+        ({"keys": [torch.zeros(3, 4, dtype=torch.bfloat16)] * 2}, "keys: dtype torch.bfloat16, but the values have"),
+        ({"queries": torch.zeros(1, 4, dtype=torch.float64)}, "queries: fp64, but the values have torch.float32"),
+        ({"gain": torch.ones(4, dtype=torch.float64)}, "gain: fp64"),
+        ({"prior": torch.zeros(())}, r"prior: shape \[\]; give one number a source, \[2\]"),
+        ({"prior": torch.zeros(2, 2)}, r"prior: shape \[2, 2\]"),
+        ({"prior": [0.0, math.nan]}, "or -inf to hide its source"),
+        ({"prior": [0.0, math.inf]}, "or -inf to hide its source"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_that_names_the_argument(change, message):
@@ -201,14 +211,29 @@ def test_reads_that_do_not_belong_together_are_not_merged():
         merge(first, other)
     with pytest.raises(ArgumentError, match="lse: shape"):
         merge(Attended(first.mixed, other.lse), Attended(first.mixed, other.lse))
+    rough = Attended(first.mixed, first.lse.bfloat16())
+    with pytest.raises(ArgumentError, match=r"lse: dtype torch.bfloat16 is too coarse"):
+        merge(rough, rough)
+    elsewhere = Attended(first.mixed, first.lse.to("meta"))
+    with pytest.raises(ArgumentError, match="lse: on meta"):
+        merge(elsewhere, elsewhere)
 
 
-def test_auto_stands_for_an_implementation_that_is_there():
-    assert resolve("auto") in IMPLEMENTATIONS
+def test_a_source_with_a_prior_of_minus_infinity_is_hidden_exactly():
+    values = [torch.randn(3, 4) for _ in range(3)]
+    queries = torch.randn(2, 4)
+    hidden = attend(queries, None, values, [0.0, -math.inf, 0.0], eps=1e-6)
+    absent = attend(queries, None, [values[0], values[2]], eps=1e-6)
+    assert_close(hidden.mixed, absent.mixed)
+    assert_close(hidden.lse, absent.lse)
+
+
+def test_auto_stands_for_the_reference_until_something_is_measured_to_be_faster():
+    assert resolve("auto") == "reference"
 
 
 @pytest.mark.parametrize("rank", [64, 16], ids=["value keys", "sliced keys"])
-def test_backward_keeps_references_to_the_sources_and_numbers_a_token(rank):
+def test_backward_keeps_references_to_fp32_sources_and_numbers_a_token(rank):
     values = [torch.randn(32, 64, requires_grad=True) for _ in range(9)]
     queries = torch.randn(2, rank, requires_grad=True)
     saved = {}

@@ -41,6 +41,10 @@ def test_the_low_rank_papers_model_has_its_published_body():
     assert parameters(presets.expand_model({"size": "lr-0.5b", "residual": "prenorm"})).non_embedding == 308_281_344
 
 
+def test_every_size_says_whose_choice_it_is():
+    assert presets.NOTES.keys() == presets.SIZES.keys()
+
+
 @pytest.mark.parametrize(("size", "published"), [("rd-s", 120e6), ("rd-m", 343e6)])
 @pytest.mark.parametrize("residual", ["prenorm", "rd"])
 def test_chosen_shapes_land_within_one_percent_of_the_published_count(size, published, residual):
@@ -87,6 +91,12 @@ def test_every_pair_of_presets_shares_every_common_weight_for_equal_seeds_only()
                 assert not torch.equal(equal[first][name][:rows], other[second][name][:rows]), (first, second, name)
 
 
+def test_a_tied_model_shares_its_embedding_with_the_untied_one():
+    untied, tied = (Transformer(config(attnres(), tied=tied)).initialise(3).state_dict() for tied in (False, True))
+    assert tied.keys() == untied.keys() - {"lm_head.weight"}
+    assert all(torch.equal(tied[name], untied[name]) for name in tied)
+
+
 def test_key_rows_of_a_fused_projection_are_drawn_apart_from_its_value_rows():
     plr = built("plr-block", seed=1)["layers.0.self_attn.o_proj.weight"]
     assert plr.shape == (16 + 6, 16)
@@ -101,13 +111,28 @@ def test_a_weight_does_not_depend_on_the_default_device_or_the_global_generator(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_model_built_without_memory_reads_like_one_built_with_it():
-    subset = config(attnres("full", {"subset": {"rank": 3, "seed": 5}}))
-    with torch.device("meta"):
-        model = Transformer(subset)
-    model = model.to_empty(device="cpu").initialise(0)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_built_without_memory_reads_like_one_built_with_it(tied):
+    subset = config(attnres("full", {"subset": {"rank": 3, "seed": 5}}), tied=tied)
+    whole = Transformer(subset).initialise(0)
     ids = torch.arange(5).unsqueeze(0)
-    assert torch.equal(model(ids), Transformer(subset).initialise(0)(ids))
+    with torch.device("meta"):
+        drawn, loaded = Transformer(subset), Transformer(subset)
+    drawn = drawn.to_empty(device="cpu").initialise(0)
+    loaded = loaded.to_empty(device="cpu")
+    loaded.load_state_dict(whole.state_dict())
+    assert torch.equal(drawn(ids), whole(ids))
+    assert torch.equal(loaded(ids), whole(ids))
+
+
+def test_a_model_initialised_again_has_the_same_bits():
+    model = Transformer(config(attnres("full", {"projected": 3}, "temperature", gain=True))).initialise(0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    model.initialise(0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -117,6 +142,8 @@ def test_a_model_built_without_memory_reads_like_one_built_with_it():
         ({"residual": {"preset": "rd", "rank": 8}}, "'rd' has no rank"),
         ({"residual": {"preset": "attnres-full", "blocks": 8}}, "'attnres-full' has no blocks"),
         ({"size": "tinny", "residual": "rd"}, "did you mean 'tiny'"),
+        ({"residual": {"preset": "rd", "blocks": 4, "sources": "full"}}, "blocks and sources both say"),
+        ({"residual": {"preset": "slr-block", "rank": 8, "keys": "value"}}, "rank and keys both say"),
     ],
     ids=str,
 )

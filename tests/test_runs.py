@@ -12,7 +12,7 @@ def event(kind, step, **fields):
 
 
 def lines(run, *events, tail=b""):
-    content = b"".join(json.dumps(e).encode() + b"\n" for e in events) + tail
+    content = b"".join(map(runs.encode, events)) + tail
     (run / runs.METRICS).write_bytes(content)
 
 
@@ -50,11 +50,22 @@ def test_a_half_written_last_line_is_not_read(tmp_path):
     assert [e["step"] for e in runs.metrics(tmp_path)] == [1, 2]
 
 
-@pytest.mark.parametrize("damage", [b"{]\n", b"\n", b"7\n", b'{"event": "step"}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize("damage", [b"{]\n", b"\n", b"7\n", b'{"event": "step", "step": 2}\n', b"\xff\xfe\n"])
 def test_a_damaged_line_is_named_with_its_file_and_number(tmp_path, damage):
-    lines(tmp_path, event("step", 1), tail=damage + b'{"event": "step", "step": 2, "tokens": 20}\n')
+    lines(tmp_path, event("step", 1), tail=damage + runs.encode(event("step", 2)))
     with pytest.raises(RunError, match=r"metrics\.jsonl: line 2 is damaged"):
         runs.metrics(tmp_path)
+
+
+def test_no_bit_of_a_line_can_flip_unseen(tmp_path):
+    line = runs.encode(event("evaluation", 1, held_out="validation", nll=2.8776))
+    assert json.loads(line)["nll"] == 2.8776
+    for bit in range(8 * (len(line) - 1)):
+        flipped = bytearray(line)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / runs.METRICS).write_bytes(bytes(flipped) + runs.encode(event("end", 1)))
+        with pytest.raises(RunError, match=r"metrics\.jsonl: line [12] is damaged"):
+            runs.metrics(tmp_path)
 
 
 def test_cutting_back_keeps_what_came_before_the_checkpoint(tmp_path):

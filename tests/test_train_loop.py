@@ -1,5 +1,6 @@
 import json
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 import training
 
 from depthroute import config, runs
-from depthroute.data.batches import evaluation_batches
+from depthroute.data.batches import Batches, evaluation_batches
 from depthroute.data.building import build
 from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, DataError, RunError
@@ -29,6 +30,22 @@ def folder(tmp_path_factory):
 def run(folder):
     """An unbroken run."""
     return training.trained(folder, "unbroken")
+
+
+@contextmanager
+def tokens_seen():
+    """The tokens of every forward pass inside the `with`: in training, and in evaluation."""
+    seen = {True: [], False: []}
+
+    def note(module, inputs):
+        if isinstance(module, Transformer):
+            seen[torch.is_grad_enabled()].append(inputs[0].numpy().tobytes())
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def events(run, kind):
@@ -98,12 +115,20 @@ def test_the_z_loss_is_logged_apart_from_the_nll(folder):
     assert with_z[-1]["nll"] != without[-1]["nll"]
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(run, folder):
-    parts = training.trained(folder, "accumulated", accumulation=4)
-    for whole, split in zip(runs.metrics(run), runs.metrics(parts), strict=True):
-        assert (whole["event"], whole["step"]) == (split["event"], split["step"])
-        for key in {"nll", "z_loss", "grad_norm"} & whole.keys():
-            assert split[key] == pytest.approx(whole[key], rel=2e-3)
+def test_accumulated_gradients_are_those_of_the_whole_batch(folder):
+    config = training.tiny(folder)
+    data = Dataset.open(build(config.data, folder / "data"))
+    batch = Batches(data.parts["train"], length=16, batch=4, seed=0)[0]
+    shape = config.model.model_copy(update={"vocab": data.vocab})
+    gradients = []
+    for parts in (1, 2, 4):
+        model = Transformer(shape).initialise(0).double()
+        for part in micro_batches(batch, parts, torch.device("cpu")):
+            (sum(losses(model, part, 1e-3, "fp64")) / parts).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for whole, *others in zip(*gradients, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
 
 
 def test_gradients_are_clipped_to_their_norm(folder):
@@ -114,32 +139,39 @@ def test_gradients_are_clipped_to_their_norm(folder):
     assert free[-1]["nll"] < clipped[-1]["nll"]
 
 
-def test_a_batch_depends_on_the_seed_and_the_evaluation_does_not(run, folder):
-    other = training.trained(folder, "seed", seed=1)
-    assert events(other, "step")[0]["nll"] != events(run, "step")[0]["nll"]
-    sizes = [[e["tokens_evaluated"] for e in events(r, "evaluation")] for r in (run, other)]
-    assert sizes[0] == sizes[1]
+def test_a_batch_depends_on_the_seed_and_the_evaluation_does_not(folder):
+    seen = []
+    for seed in (1, 2):
+        with tokens_seen() as tokens:
+            training.trained(folder, f"seen-{seed}", seed=seed, tokens=4 * 64, evaluation={"tokens": 128})
+        seen.append(tokens)
+    assert seen[0][False] == seen[1][False]
+    assert len(seen[0][True]) == 4
+    assert not set(seen[0][True]) & set(seen[1][True])
 
 
 def test_every_preset_trains_on_the_same_first_batches_at_equal_seeds_and_on_others_at_other_seeds(folder):
     def batches_seen(preset: str, seed: int) -> bytes:
-        seen = []
-
-        def note(module, inputs):
-            if isinstance(module, Transformer) and torch.is_grad_enabled():
-                seen.append(inputs[0].numpy().tobytes())
-
-        handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
         options = {"rank": 8} if PRESETS[preset].rank else {}
         model = {"width": 32, "layers": 2, "heads": 2, "hidden": 48, "residual": {"preset": preset, **options}}
         changes = {"tokens": 3 * 64, "schedule": {"warmup": 1}, "evaluation": {"tokens": 16}}
-        training.trained(folder, f"{preset}-{seed}", model=model, seed=seed, **changes)
-        handle.remove()
-        assert len(seen) == 3
-        return b"".join(seen)
+        with tokens_seen() as tokens:
+            training.trained(folder, f"{preset}-{seed}", model=model, seed=seed, **changes)
+        assert len(tokens[True]) == 3
+        return b"".join(tokens[True])
 
     assert len({batches_seen(preset, seed=1) for preset in PRESETS}) == 1
     assert batches_seen("rd", seed=2) != batches_seen("prenorm", seed=3)
+
+
+def test_every_held_out_set_is_evaluated_at_every_milestone_and_at_the_end(folder):
+    (folder / "other.md").write_text("quite another text, about " + "nothing in particular and " * 40)
+    data = training.tiny(folder).data.model_dump()
+    data |= {"held_out": {"other": {"files": [str(folder / "other.md")], "validation": 1.0}}}
+    run = training.trained(folder, "held-out", data=data, tokens=6 * 64, evaluation={"milestones": [0, 200]})
+    judged = [(event["tokens"], event["held_out"]) for event in events(run, "evaluation")]
+    assert judged == [(tokens, name) for tokens in (0, 256, 384) for name in ("validation", "other")]
+    assert runs.final_evaluation(run).keys() == {"validation", "other"}
 
 
 def test_evaluation_comes_at_the_first_step_that_reaches_a_milestone(folder):

@@ -23,7 +23,7 @@ class Preset(NamedTuple):
 
 BLOCKS, RANK = "BLOCKS", "RANK"
 BESIDE_A_PRESET = ("blocks", "rank", "sources", "keys", "routes", "alpha", "beta", "gain", "eps")
-BLOCK: dict[str, Any] = {"name": "attnres", "sources": {"blocks": BLOCKS}}
+BLOCKED: dict[str, Any] = {"name": "attnres", "sources": {"blocks": BLOCKS}}
 FULL: dict[str, Any] = {"name": "attnres", "sources": "full"}
 SLICED: dict[str, Any] = {"keys": {"sliced": RANK}}
 PROJECTED: dict[str, Any] = {"keys": {"projected": RANK}}
@@ -31,18 +31,18 @@ PROJECTED: dict[str, Any] = {"keys": {"projected": RANK}}
 PRESETS: dict[str, Preset] = {
     "prenorm": Preset("arXiv 2002.04745", None, "the running sum", {"name": "additive"}),
     "attnres-full": Preset(PARENT, "prenorm", "reads every earlier output", FULL),
-    "attnres-block": Preset(PARENT, "attnres-full", "outputs are summed in blocks", BLOCK),
+    "attnres-block": Preset(PARENT, "attnres-full", "outputs are summed in blocks", BLOCKED),
     "slr-full": Preset(LOW_RANK, "attnres-full", "keys are the values' last coordinates", FULL | SLICED, 64),
-    "slr-block": Preset(LOW_RANK, "attnres-block", "keys are the values' last coordinates", BLOCK | SLICED, 64),
+    "slr-block": Preset(LOW_RANK, "attnres-block", "keys are the values' last coordinates", BLOCKED | SLICED, 64),
     "plr-full": Preset(LOW_RANK, "attnres-full", "keys are projected beside the values", FULL | PROJECTED, 32),
-    "plr-block": Preset(LOW_RANK, "attnres-block", "keys are projected beside the values", BLOCK | PROJECTED, 32),
-    "rd": Preset(ROLES, "attnres-block", "values have a query of their own", BLOCK | {"routes": "qk_v"}),
-    "rd-tied": Preset(ROLES, "rd", "control: both routes share one query", BLOCK | {"routes": "tied"}),
-    "rd-average": Preset(ROLES, "rd", "control: the mean of both feeds all roles", BLOCK | {"routes": "average"}),
-    "rd-frozen-v": Preset(ROLES, "rd", "control: the value route stays uniform", BLOCK | {"routes": "frozen_v"}),
-    "rd-qkv": Preset(NEW, "rd", "one query a role, asked for by reviewers of rd", BLOCK | {"routes": "q_k_v"}),
-    "rd-slr": Preset(NEW, "rd", "sliced keys", BLOCK | {"routes": "qk_v"} | SLICED, 64),
-    "rd-plr": Preset(NEW, "rd", "projected keys", BLOCK | {"routes": "qk_v"} | PROJECTED, 32),
+    "plr-block": Preset(LOW_RANK, "attnres-block", "keys are projected beside the values", BLOCKED | PROJECTED, 32),
+    "rd": Preset(ROLES, "attnres-block", "values have a query of their own", BLOCKED | {"routes": "qk_v"}),
+    "rd-tied": Preset(ROLES, "rd", "control: both routes share one query", BLOCKED | {"routes": "tied"}),
+    "rd-average": Preset(ROLES, "rd", "control: the mean of both feeds all roles", BLOCKED | {"routes": "average"}),
+    "rd-frozen-v": Preset(ROLES, "rd", "control: the value route stays uniform", BLOCKED | {"routes": "frozen_v"}),
+    "rd-qkv": Preset(NEW, "rd", "one query a role, asked for by reviewers of rd", BLOCKED | {"routes": "q_k_v"}),
+    "rd-slr": Preset(NEW, "rd", "sliced keys", BLOCKED | {"routes": "qk_v"} | SLICED, 64),
+    "rd-plr": Preset(NEW, "rd", "projected keys", BLOCKED | {"routes": "qk_v"} | PROJECTED, 32),
 }
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -61,6 +61,14 @@ SIZES: dict[str, dict[str, Any]] = {
     # The low-rank paper's model, as published; its tokenizer is cl100k.
     "lr-0.5b": {"vocab": 100277, "width": 1024, "layers": 24, "heads": 16, "hidden": 2816},
 }  # fmt: skip
+
+NOTES = {
+    "tiny": "our choice, to try things on two CPU cores",
+    "small": "our choice, to try things on two CPU cores",
+    "rd-s": "our choice of shape: the role-decoupled paper publishes about 120M parameters and no widths",
+    "rd-m": "our choice of shape: the role-decoupled paper publishes about 343M parameters and no widths",
+    "lr-0.5b": "the low-rank paper's model; its Muon (Polar Express, cautious decay) is another algorithm than ours",
+}
 
 
 def residual(name: object, blocks: int | None = None, rank: int | None = None) -> dict[str, Any]:
@@ -102,6 +110,9 @@ def expand_model(raw: dict[str, Any]) -> dict[str, Any]:
         if unknown is not None:
             hint = nearest(unknown, BESIDE_A_PRESET)
             raise ConfigError(f"model.residual.{unknown}: unknown key beside a preset {hint}")
+        for option, field in (("blocks", "sources"), ("rank", "keys")):
+            if option in choice and field in choice:
+                raise ConfigError(f"model.residual: {option} and {field} both say what {field} are; give one")
         rest = {key: value for key, value in choice.items() if key not in ("preset", "blocks", "rank")}
         choice = residual(choice["preset"], choice.get("blocks"), choice.get("rank")) | rest
     return expanded if choice is None else expanded | {"residual": choice}

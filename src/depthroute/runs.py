@@ -2,7 +2,7 @@
 
 config.yaml      the expanded configuration
 manifest.json    its digest, versions, resolved impl, device, data and tokenizer digests, parameter count
-metrics.jsonl    one event a line; the source of truth for every number
+metrics.jsonl    one event a line, each with a checksum; the source of truth for every number
 checkpoints/     step-00000100/{model.safetensors, optimizer.safetensors, checkpoint.json}
 model/           model.safetensors and config.json, once training is over
 .lock            held by the process that trains here; empty
@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         raise RunError(f"{path}: missing; {run} is not a run directory, or its run never started") from None
     events = []
     for number, line in enumerate(lines[:-1], start=1):
-        event = None
-        with suppress(ValueError):
-            event = json.loads(line)
-        if not isinstance(event, dict) or not {"event", "step", "tokens"} <= event.keys():
+        event = decode(line)
+        if event is None:
             raise RunError(f"{path}: line {number} is damaged; restore the file or start the run again elsewhere")
         events.append(event)
     return events
@@ -166,8 +164,24 @@ def cut_metrics(run: Path, step: int) -> None:
     write_atomic(path, b"".join(encode(event) for event in kept))
 
 
+SUM = b', "sum": "'
+
+
 def encode(event: Mapping[str, Any]) -> bytes:
-    return json.dumps(event, allow_nan=False).encode() + b"\n"
+    """The line of an event: one JSON object, whose last key `sum` vouches for all before it."""
+    body = json.dumps(event, allow_nan=False).encode()
+    return body[:-1] + SUM + line_sum(body) + b'"}\n'
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The event of a line without its end; None if a byte of it is not the one that was written."""
+    start, found, end = line.rpartition(SUM)
+    body = start + b"}"
+    return json.loads(body) if found and end == line_sum(body) + b'"}' else None
+
+
+def line_sum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:16].encode()
 
 
 class MetricsWriter:

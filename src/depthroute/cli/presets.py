@@ -15,7 +15,7 @@ def presets(
     from rich.table import Table
 
     from depthroute.model.count import parameters
-    from depthroute.presets import PRESETS, expand_model
+    from depthroute.presets import NOTES, PRESETS, expand_model
 
     rows = []
     for name, preset in PRESETS.items():
@@ -31,11 +31,11 @@ def presets(
             }
         )
     if as_json:
-        typer.echo(json.dumps({"size": size, "presets": rows}, indent=2))
+        typer.echo(json.dumps({"size": size, "note": NOTES[size], "presets": rows}, indent=2))
         return
     known = all(row["parameters"] is not None for row in rows)
     console = Console()
-    table = Table(title=f"size {size}", box=None, padding=(0, 2, 0, 0), title_justify="left")
+    table = Table(title=f"size {size}: {NOTES[size]}", box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.add_column("preset", no_wrap=True)
     table.add_column("parameters" if known else "without embedding, head", justify="right", no_wrap=known)
     if console.width >= 72:

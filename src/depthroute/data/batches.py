@@ -53,11 +53,6 @@ class Batches:
         self.windows = windows_of(part, length)
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
-    @property
-    def per_epoch(self) -> float:
-        """Batches in an epoch; seldom a whole number."""
-        return self.windows / self.batch
-
     def __getitem__(self, number: int) -> Batch:
         if number < 0:
             raise ArgumentError(f"batch number: must be at least 0, not {number}")

@@ -38,8 +38,10 @@ def build(
 ) -> Path:
     """Encode the corpus into `root/<name>-<digest>` and return that directory; at once where it is there already.
 
-    The name follows from the content of the files, not from where they lie. Needs, while it works, the disk space of
-    the text beside that of the tokens; memory does not grow with the text but by 17 bytes a document.
+    The name follows from the content of local files and installed modules, not from where they lie; a set on the hub
+    goes by its name, subset, split and revision, so only a commit as `revision` tells one state of it from another.
+    Files must not change while it works. It needs the disk space of the text beside that of the tokens; memory does
+    not grow with the text but by 17 bytes a document, beside what `FilesCorpus` and `HubCorpus` say of reading.
     """
     source = describe(config)
     key = digest({"format": FORMAT, "source": source})
@@ -56,7 +58,7 @@ def build(
 
 
 def describe(config: DataConfig) -> dict[str, object]:
-    """What identifies the result of a build."""
+    """What identifies the result of a build, as far as `corpora.fingerprint` identifies its corpora."""
     return {
         "corpus": corpora.fingerprint(config.corpus),
         "tokenizer": tokenizer.fingerprint(config.tokenizer),

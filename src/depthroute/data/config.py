@@ -18,6 +18,8 @@ class FilesCorpus(Schema):
     split one long file). JSONL and Parquet: a document is the string under `field` of a line or row, and
     `split: document` puts it on the side that the hash of its content says, `split: file` on the side of its file.
     `validation` is the fraction of files or documents that is held out; 1 holds out everything.
+    `format` follows from the file names where it is left out. Reading takes the memory of, for text, a megabyte or a
+    line run; for JSONL, the longest line; for Parquet, a page, the dictionary of a row group, and 256 rows.
     """
 
     files: list[str] = Field(min_length=1)
@@ -28,10 +30,17 @@ class FilesCorpus(Schema):
 
 
 class HubCorpus(Schema):
-    """The first `documents` rows of a Hugging Face data set (a hub name or a local folder), streamed."""
+    """The first `documents` rows of a Hugging Face data set (a hub name or a local folder), streamed.
+
+    `revision` is a branch, tag or commit; null means the hub's current one. A set on the hub is identified by these
+    words alone, so only a commit as `revision` fixes what it holds: built data are used again even if the set has
+    changed since. A local folder is identified by the contents of all its files. How much memory the stream takes is
+    up to the `datasets` library.
+    """
 
     hub: str
     subset: str | None = None
+    revision: str | None = None
     split: str = "train"
     field: str = "text"
     documents: int = Field(ge=1)

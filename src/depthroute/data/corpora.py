@@ -1,6 +1,7 @@
 """A corpus of any kind as one stream of documents."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from depthroute.data import documentation, files
 from depthroute.data.config import FilesCorpus, HubCorpus
@@ -39,11 +40,20 @@ def readable_name(corpus: str | FilesCorpus | HubCorpus) -> str:
 
 
 def fingerprint(corpus: str | FilesCorpus | HubCorpus) -> dict[str, object]:
-    """What identifies a corpus: equal fingerprints mean equal documents. It names no absolute path."""
+    """What identifies a corpus; it names no absolute path.
+
+    Local files, local folders and the installed modules are identified by their contents, so that equal fingerprints
+    mean equal documents. A set on the hub is identified by its name, subset, split and revision, which mean equal
+    documents only where the revision is a commit.
+    """
     if isinstance(corpus, FilesCorpus):
         return files.fingerprint(corpus)
     if isinstance(corpus, HubCorpus):
-        return corpus.model_dump(mode="json")
+        given: dict[str, object] = corpus.model_dump(mode="json")
+        folder = Path(corpus.hub)
+        if folder.is_dir():
+            given["hub"] = files.contents(folder)
+        return given
     return {"name": corpus, "modules": documentation.fingerprint()}
 
 
@@ -65,7 +75,9 @@ def hub_documents(corpus: HubCorpus) -> Iterator[Document]:
         raise DataError(f"hub '{corpus.hub}': reading it needs datasets: pip install 'depthroute[hf]'") from None
     count = 0
     try:
-        stream = datasets.load_dataset(corpus.hub, corpus.subset, split=corpus.split, streaming=True)
+        stream = datasets.load_dataset(
+            corpus.hub, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=True
+        )
         for count, row in enumerate(stream.take(corpus.documents), start=1):
             if corpus.field not in row:
                 raise DataError(f"hub '{corpus.hub}': no field '{corpus.field}' {nearest(corpus.field, sorted(row))}")

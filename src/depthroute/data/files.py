@@ -1,4 +1,4 @@
-"""Documents of local text, JSONL and Parquet files, as blocks of UTF-8 that are never larger than they must be."""
+"""Documents of local text, JSONL and Parquet files, as chunks of UTF-8 that are never larger than they must be."""
 
 import glob
 import hashlib
@@ -12,7 +12,7 @@ from depthroute.data.config import FilesCorpus
 from depthroute.errors import DataError
 from depthroute.schema import nearest
 
-BLOCK = 1 << 20
+CHUNK = 1 << 20
 LINES = 8 << 10
 FORMATS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
@@ -22,9 +22,9 @@ FORMATS = {
 
 
 class Document(NamedTuple):
-    """`blocks` joined are the UTF-8 text. `validation` None: the hash of the text decides."""
+    """`chunks` joined are the UTF-8 text. `validation` None: the hash of the text decides."""
 
-    blocks: Iterable[bytes]
+    chunks: Iterable[bytes]
     validation: bool | None
 
 
@@ -47,12 +47,16 @@ def find(corpus: FilesCorpus) -> list[File]:
             raise DataError(f"'{pattern}': no regular file matches (looked from {Path.cwd()})")
         found |= paths
     shared = Path(os.path.commonpath([path.parent for path in found]))
-    for path in found:
+    check_names(found)
+    return sorted(File(path.relative_to(shared).as_posix(), path) for path in found)
+
+
+def check_names(paths: Iterable[Path]) -> None:
+    for path in paths:
         try:
             path.as_posix().encode()
         except UnicodeEncodeError:
             raise DataError(f"{str(path)!a}: its name is not UTF-8: rename it") from None
-    return sorted(File(path.relative_to(shared).as_posix(), path) for path in found)
 
 
 def file_format(corpus: FilesCorpus, files: list[File]) -> str:
@@ -89,6 +93,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def contents(folder: Path) -> list[list[str]]:
+    """Relative name and sha256 of every file below a folder, sorted."""
+    paths = [Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names]
+    check_names(paths)
+    return sorted([path.relative_to(folder).as_posix(), sha256(path)] for path in paths if path.is_file())
+
+
 def documents(corpus: FilesCorpus, only_validation: bool) -> Iterator[Document]:
     """Documents in the order of the files. `only_validation` leaves out files that are known to be for training."""
     files = find(corpus)
@@ -104,7 +115,7 @@ def documents(corpus: FilesCorpus, only_validation: bool) -> Iterator[Document]:
             for text in read(file.path, corpus.field):
                 yield Document((text,), side)
         elif by_file:
-            yield Document(text_blocks(file.path), side)
+            yield Document(text_chunks(file.path), side)
         else:
             for run in line_runs(file.path):
                 yield Document((run,), side)
@@ -120,42 +131,42 @@ def validation_files(files: list[File], fraction: float) -> set[str]:
     return set(sorted((file.name for file in files), key=lambda name: hashlib.sha256(name.encode()).digest())[:count])
 
 
-def text_blocks(path: Path) -> Iterator[bytes]:
-    """A file in blocks of about a megabyte that end between characters; not UTF-8 is an error with its byte offset."""
+def text_chunks(path: Path) -> Iterator[bytes]:
+    """A file in chunks of about a megabyte that end between characters; not UTF-8 is an error with its byte offset."""
     kept, offset = b"", 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            block = kept + block
-            good = valid_prefix(block, path, offset)
-            kept, offset = block[good:], offset + good
+        while chunk := file.read(CHUNK):
+            chunk = kept + chunk
+            good = valid_prefix(chunk, path, offset)
+            kept, offset = chunk[good:], offset + good
             if good:
-                yield block[:good]
+                yield chunk[:good]
     if kept:
         raise DataError(f"{path}: not UTF-8 at byte {offset}: the file ends inside a character")
 
 
-def valid_prefix(block: bytes, path: Path, offset: int) -> int:
-    """Length of the whole characters that `block` (at byte `offset` of the file) starts with."""
+def valid_prefix(chunk: bytes, path: Path, offset: int) -> int:
+    """Length of the whole characters that `chunk` (at byte `offset` of the file) starts with."""
     try:
-        block.decode()
+        chunk.decode()
     except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data" and error.end == len(block):
+        if error.reason == "unexpected end of data" and error.end == len(chunk):
             return error.start
         raise DataError(f"{path}: not UTF-8 at byte {offset + error.start}: convert the file to UTF-8") from None
-    return len(block)
+    return len(chunk)
 
 
 def line_runs(path: Path) -> Iterator[bytes]:
     """Runs of whole lines of about `LINES` bytes; a longer line is a run of its own, cut between characters."""
     waiting = b""
-    for block in text_blocks(path):
-        waiting += block
+    for chunk in text_chunks(path):
+        waiting += chunk
         start = 0
         while end := waiting.find(b"\n", start + LINES - 1) + 1:
             yield waiting[start:end]
             start = end
         waiting = waiting[start:]
-        if len(waiting) >= BLOCK:
+        if len(waiting) >= CHUNK:
             yield waiting
             waiting = b""
     if waiting:
@@ -199,6 +210,11 @@ def encoded(text: object, where: str) -> bytes:
 
 
 def parquet_rows(path: Path, field: str) -> Iterator[bytes]:
+    """The strings of one column, row by row.
+
+    Memory does not grow with the file or its row groups, but holds a page (at least 1024 rows, as pyarrow writes it),
+    the dictionary of a row group where the column has one, and 256 rows.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -206,7 +222,9 @@ def parquet_rows(path: Path, field: str) -> Iterator[bytes]:
         raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'depthroute[parquet]'") from None
     row = 0
     try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
+        # Without a buffer size, or with pre-buffering, the column is read a whole row group at a time.
+        reader = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False, buffer_size=CHUNK)
+        with reader as table:
             if field not in table.schema_arrow.names:
                 raise DataError(f"{path}: no column '{field}' {nearest(field, sorted(table.schema_arrow.names))}")
             for batch in table.iter_batches(batch_size=256, columns=[field]):

@@ -34,11 +34,11 @@ class Spool:
         with path.open("wb") as file:
             for document in documents:
                 digest, size, content = hashlib.sha256(), 0, 0
-                for block in document.blocks:
-                    file.write(block)
-                    digest.update(block)
-                    size += len(block)
-                    content += len(block.strip())
+                for chunk in document.chunks:
+                    file.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+                    content += len(chunk.strip())
                 tick(size)
                 if content < shortest:
                     self.short += 1
@@ -74,9 +74,9 @@ class Spool:
                 file.seek(int(starts[index]))
                 waiting = b""
                 while left or waiting:
-                    block = file.read(min(left, PIECE - len(waiting)))
-                    left -= len(block)
-                    waiting += block
+                    chunk = file.read(min(left, PIECE - len(waiting)))
+                    left -= len(chunk)
+                    waiting += chunk
                     cut = cut_of(waiting) if left else len(waiting)
                     yield waiting[:cut], not left and cut == len(waiting)
                     waiting = waiting[cut:]

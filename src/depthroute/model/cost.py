@@ -39,7 +39,7 @@ def forward_flops(config: ModelConfig, tokens: int) -> ForwardFlops:
     return ForwardFlops(
         linear=sum(part.linear for part in parts),
         attention=sum(part.attention for part in parts),
-        head=2 * model.lm_head.weight.numel(),
+        head=2 * model.embed_tokens.weight.numel(),
         score=reads.score,
         mix=reads.mix,
         key_projection=reads.key_projection + sum(part.key_rows for part in parts),

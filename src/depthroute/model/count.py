@@ -20,5 +20,5 @@ def parameters(raw: Mapping[str, Any]) -> Count:
     with torch.device("meta"):
         model = Transformer(config if config.vocab else config.model_copy(update={"vocab": 1}))
     total = sum(parameter.numel() for parameter in model.parameters())
-    embedding = {id(module.weight): module.weight.numel() for module in (model.embed_tokens, model.lm_head)}
-    return Count(total if config.vocab else None, total - sum(embedding.values()))
+    outside = sum(module.weight.numel() for module in (model.embed_tokens, model.lm_head) if module is not None)
+    return Count(total if config.vocab else None, total - outside)

@@ -3,7 +3,7 @@
 With emitted keys the output projection has `key_rank` more rows, [value; u] = W h: one matrix product for both.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,6 +34,7 @@ class Context(NamedTuple):
     """Which tokens may attend to which; None: all earlier ones."""
 
 
+@final
 class Attention(nn.Module):
     """Grouped-query causal attention, rotary positions, optional QK-norm (before the rotation); no biases."""
 
@@ -83,6 +84,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
+@final
 class Mlp(nn.Module):
     """SwiGLU: W_down (silu(W_gate x) * W_up x). Shazeer, arXiv 2002.05202."""
 

@@ -10,12 +10,13 @@ RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part th
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from depthroute.errors import ArgumentError, ConfigError
 from depthroute.model import init
@@ -26,6 +27,7 @@ from depthroute.residuals import AnyResidual, Residual
 from depthroute.schema import Schema
 
 
+@final
 class ModelConfig(Schema):
     """One architecture. Widths and ranks count coordinates; standard deviations are those of the initial weights."""
 
@@ -48,6 +50,7 @@ class ModelConfig(Schema):
     init_std: NonNegativeFloat = 0.02
     embedding_std: NonNegativeFloat = 0.02
     head_std: NonNegativeFloat = 0.02
+    """Without meaning where the head is tied to the embedding."""
     residual: AnyResidual
 
     @model_validator(mode="before")
@@ -77,6 +80,7 @@ class ModelConfig(Schema):
         return self
 
 
+@final
 class Layer(nn.Module):
     """Holds one layer's parts under Llama's names; the loop over sites is the Transformer's."""
 
@@ -97,6 +101,7 @@ class Layer(nn.Module):
         self.mlp = Mlp(config.width, config.hidden, key_rank=key_rank)
 
 
+@final
 class Transformer(nn.Module):
     """See the module's docstring. `impl` names the implementation of the depth reads; `auto` is resolved here, once."""
 
@@ -109,9 +114,7 @@ class Transformer(nn.Module):
         self.residual: Residual[Any] = config.residual.build(config.width, config.layers, self.impl)
         self.layers = nn.ModuleList([Layer(config, self.residual.key_rank) for _ in range(config.layers)])
         self.norm = norm(config)
-        self.lm_head = nn.Linear(config.width, config.vocab, bias=False)
-        if config.tied:
-            self.lm_head.weight = self.embed_tokens.weight
+        self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
 
     def forward(
         self, tokens: Int[Tensor, "batch token"], documents: Int[Tensor, "batch token"] | None = None
@@ -129,7 +132,8 @@ class Transformer(nn.Module):
             inputs = tuple(site_norm(mixed) for mixed in self.residual.read(state, site))
             state = self.residual.write(state, site, *sublayer(inputs, context))
         (readout,) = self.residual.read(state, 2 * self.config.layers)
-        return self.lm_head(self.norm(readout))
+        normed = self.norm(readout)
+        return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
 
     def sublayers(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """Every sublayer with its PreNorm, in the order of the sites."""
@@ -152,8 +156,6 @@ class Transformer(nn.Module):
     def initialise(self, seed: int) -> "Transformer":
         """Draw every matrix from a generator keyed by (seed, parameter name); equal seeds share equal parts."""
         stds = {"embed_tokens.weight": self.config.embedding_std, "lm_head.weight": self.config.head_std}
-        if self.config.tied:
-            stds["lm_head.weight"] = self.config.embedding_std
         init.initialise(self, seed, self.config.width, stds, self.config.init_std)
         self.residual.reset_parameters()
         return self

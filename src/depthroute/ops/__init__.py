@@ -62,7 +62,8 @@ def attend(
         mixed, `query *token width`, in the values' dtype; lse, `query *token`, in fp32 (fp64 for fp64 input).
 
     Raises:
-        ArgumentError: no source; shapes, dtypes or devices that do not fit; rank above width; eps not finite.
+        ArgumentError: no source; shapes, dtypes or devices that do not fit; rank above width; eps not finite. Queries,
+            gain and prior may be fp32 whatever the values are, but fp64 only where the values are.
     """
     check_attend(queries, keys, values, prior, eps, gain)
     return IMPLEMENTATIONS[resolve(impl)].attend(queries, keys, values, prior, eps=eps, gain=gain)
@@ -74,6 +75,9 @@ def merge(first: Attended, second: Attended, *, impl: str = "auto") -> Attended:
         p = sigmoid(lse_2 - lse_1),   mixed = mixed_1 + p (mixed_2 - mixed_1),   lse = log(exp lse_1 + exp lse_2)
 
     Exact, gradients through lse included. Attention Residuals (arXiv 2603.15031), two-phase schedule.
+
+    Raises:
+        ArgumentError: reads of different queries, tokens, widths, dtypes or devices; an lse below fp32.
     """
     check_merge(first, second)
     return IMPLEMENTATIONS[resolve(impl)].merge(first, second)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
@@ -17,9 +18,16 @@ def check_attend(
     eps: float,
     gain: Tensor | None,
 ) -> None:
+    for name, given in {"values": values, "keys": keys}.items():
+        if isinstance(given, Tensor):
+            raise ArgumentError(
+                f"{name}: one tensor of shape {shape(given)}; give a sequence, such as {name}.unbind(0)"
+            )
     if len(values) == 0:
         raise ArgumentError("values: there is no source to read; give at least one")
     check_alike("values", values)
+    if values[0].ndim == 0:
+        raise ArgumentError("values[0]: has no width; give [*token, width]")
     if queries.ndim != 2 or queries.shape[0] == 0:
         raise ArgumentError(f"queries: shape {shape(queries)}; give one row a query, [query, rank]")
     rank, width = queries.shape[1], values[0].shape[-1]
@@ -32,10 +40,9 @@ def check_attend(
         expected = (*values[0].shape[:-1], rank)
         if tuple(keys[0].shape) != expected:
             raise ArgumentError(f"keys: shape {shape(keys[0])}; these queries and values need {shape_of(expected)}")
-    if prior is not None and len(prior) != len(values):
-        raise ArgumentError(f"prior: {len(prior)} numbers for {len(values)} sources; give one a source")
-    if isinstance(prior, Tensor) and prior.ndim != 1:
-        raise ArgumentError(f"prior: shape {shape(prior)}; give one number a source, [source]")
+        if keys[0].dtype != values[0].dtype:
+            raise ArgumentError(f"keys: dtype {keys[0].dtype}, but the values have {values[0].dtype}; cast one")
+    check_prior(prior, len(values))
     if not (math.isfinite(eps) and eps >= 0):
         raise ArgumentError(f"eps: {eps} must be finite and not negative")
     if gain is not None and tuple(gain.shape) != (rank,):
@@ -46,6 +53,22 @@ def check_attend(
             if tensor.device != values[0].device:
                 raise ArgumentError(f"{name}: on {tensor.device}, but the values are on {values[0].device}")
             check_float(name, tensor)
+            if tensor.dtype == torch.float64 and values[0].dtype != torch.float64:
+                raise ArgumentError(f"{name}: fp64, but the values have {values[0].dtype}; cast one")
+
+
+def check_prior(prior: Sequence[float] | Tensor | None, sources: int) -> None:
+    """-inf is allowed: it hides a source. The numbers of a tensor are not looked at: that would wait for the device."""
+    if prior is None:
+        return
+    if isinstance(prior, Tensor):
+        if tuple(prior.shape) != (sources,):
+            raise ArgumentError(f"prior: shape {shape(prior)}; give one number a source, [{sources}]")
+        return
+    if len(prior) != sources:
+        raise ArgumentError(f"prior: {len(prior)} numbers for {sources} sources; give one a source")
+    if any(math.isnan(number) or number == math.inf for number in prior):
+        raise ArgumentError(f"prior: {list(prior)}; every number must be finite, or -inf to hide its source")
 
 
 def check_merge(first: Attended, second: Attended) -> None:
@@ -53,6 +76,12 @@ def check_merge(first: Attended, second: Attended) -> None:
     check_alike("lse", (first.lse, second.lse))
     if first.mixed.shape[:-1] != first.lse.shape:
         raise ArgumentError(f"lse: shape {shape(first.lse)} does not belong to mixtures of shape {shape(first.mixed)}")
+    if first.lse.device != first.mixed.device:
+        raise ArgumentError(f"lse: on {first.lse.device}, but the mixtures are on {first.mixed.device}")
+    if first.lse.dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(
+            f"lse: dtype {first.lse.dtype} is too coarse to join reads; keep it in fp32, as attend does"
+        )
 
 
 def check_alike(name: str, tensors: Sequence[Tensor]) -> None:

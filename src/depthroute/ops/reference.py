@@ -4,8 +4,9 @@
     a   = softmax over the sources
     mixed = sum_i a_i v_i,   lse = log sum_i exp z_i
 
-Attention Residuals, arXiv 2603.15031. Everything inside is fp32 (fp64 if any input is), whatever autocast says; the
-mixture is cast once, on the way out. Sources are never stacked: backward keeps references to them and numbers a token.
+Attention Residuals, arXiv 2603.15031. Everything inside is fp32 (fp64 for fp64 sources), whatever autocast says; the
+mixture is cast once, on the way out. Sources are never stacked: backward keeps references to fp32 and fp64 sources and
+numbers a token. Sources in half precision it keeps once more, in fp32: the price of being readable.
 """
 
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ def attend(
     gain: Float[Tensor, " rank"] | None,
 ) -> Attended:
     rank = queries.shape[1]
-    inside = compute_dtype(queries, *values, *(keys or ()))
+    inside = compute_dtype(values[0])
     with torch.autocast(values[0].device.type, enabled=False):
+        scored = [value[..., -rank:] for value in values] if keys is None else keys
         query = queries.to(inside) if gain is None else queries.to(inside) * gain.to(inside)
-        logits = [score(query, key.to(inside), eps) for key in keys or [value[..., -rank:] for value in values]]
+        logits = [score(query, key.to(inside), eps) for key in scored]
         if prior is not None:
             logits = [logit + prior[i] for i, logit in enumerate(logits)]
         z = torch.stack(logits)
@@ -48,12 +50,12 @@ def score(query: Float[Tensor, "query rank"], key: Float[Tensor, "*token rank"],
 
 
 def merge(first: Attended, second: Attended) -> Attended:
-    inside = compute_dtype(first.mixed, first.lse)
+    inside = compute_dtype(first.lse)
     with torch.autocast(first.mixed.device.type, enabled=False):
         share = torch.sigmoid(second.lse.to(inside) - first.lse.to(inside)).unsqueeze(-1)
         mixed = torch.lerp(first.mixed.to(inside), second.mixed.to(inside), share)
         return Attended(mixed.to(first.mixed.dtype), torch.logaddexp(first.lse, second.lse))
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

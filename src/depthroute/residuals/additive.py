@@ -5,7 +5,7 @@
 Xiong et al., *On Layer Normalization in the Transformer Architecture*, arXiv 2002.04745.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,9 +14,10 @@ from depthroute.residuals import ReadFlops, Residual, ResidualConfig
 
 
 class State(NamedTuple):
-    stream: Float[Tensor, "*token width"]
+    total: Float[Tensor, "*token width"]
 
 
+@final
 class Additive(Residual[State]):
     key_rank = 0
 
@@ -24,7 +25,7 @@ class Additive(Residual[State]):
         return State(embedding)
 
     def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
-        return (state.stream,)
+        return (state.total,)
 
     def write(
         self,
@@ -33,7 +34,7 @@ class Additive(Residual[State]):
         value: Float[Tensor, "*token width"],
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
-        return State(state.stream + value.to(state.stream.dtype))
+        return State(state.total + value.to(state.total.dtype))
 
     def flops(self) -> ReadFlops:
         return ReadFlops(0, 0, 0)
@@ -42,6 +43,7 @@ class Additive(Residual[State]):
         """There is none."""
 
 
+@final
 class Config(ResidualConfig):
     name: Literal["additive"] = "additive"
 

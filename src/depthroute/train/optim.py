@@ -1,7 +1,7 @@
 """Which parameter gets which optimizer, decided by its name, and Muon with an iteration that a CPU can run fast.
 
-matrices    weights of the layers, key matrix of the embedding     Muon or AdamW, decay
-embedding, head, gains (of norms), queries (all else that a residual learns)     AdamW, no decay
+matrices    weights of the layers, and of the residual             Muon or AdamW, decay
+embedding, head, gains (of norms), queries (vectors and numbers of the residual)     AdamW, no decay
 """
 
 import math
@@ -20,11 +20,11 @@ from depthroute.errors import ArgumentError
 KINDS = {
     "matrices": r"layers\.\d+\.self_attn\.[qkvo]_proj\.weight"
     r"|layers\.\d+\.mlp\.(gate|up|down)_proj\.weight"
-    r"|residual\.embedding_key\.weight",
+    r"|residual\.(.+\.)?weight",
     "embedding": r"embed_tokens\.weight",
     "head": r"lm_head\.weight",
     "gains": r"(.+\.)?(norm|[qk]_norm|input_layernorm|post_attention_layernorm)\.weight",
-    "queries": r"residual\.(?!embedding_key\.).+",
+    "queries": r"residual\.(?!(.+\.)?weight$).+",
 }
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 

@@ -12,12 +12,12 @@ independent choices give every system of the papers, each in a file of its own:
 *Attention Residuals*, arXiv 2603.15031; *Low-Rank Attention Residuals*, arXiv 2607.09694; *Role-Decoupled Attention
 Residuals*, arXiv 2608.01075. A block's value may be scaled, c^-alpha * sum, and preferred, prior = beta log c, with c
 the number of summed outputs (the low-rank paper's code). Queries start at zero: every read is then the mean of its
-sources, and the network is the PreNorm network.
+sources, and with alpha = beta, as in every paper's own system, the network is the PreNorm network.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, final
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ from depthroute.residuals.attnres.routes import Read, Route, read_class
 from depthroute.residuals.attnres.sources import AnySources, Blocks, Full, Layout
 
 
+@final
 class Config(ResidualConfig):
     """Attention residuals as sources x keys x routes."""
 
@@ -62,6 +63,7 @@ class State(NamedTuple):
     """Emitted keys, summed like the values; empty where keys are taken from the values."""
 
 
+@final
 class AttentionResidual(Residual[State]):
     """See the module's docstring for the equation."""
 
@@ -79,7 +81,7 @@ class AttentionResidual(Residual[State]):
             self.reads[str(site)] = kind(rank, gain=config.gain, eps=config.eps, impl=impl)
         self.embedding_key = nn.Linear(width, rank, bias=False) if config.keys.emitted else None
         self.coordinates: Tensor | None
-        self.register_buffer("coordinates", config.keys.coordinates(width), persistent=False)
+        self.register_buffer("coordinates", config.keys.coordinates(width))
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
         rows = None if self.embedding_key is None else self.embedding_key(embedding)
@@ -130,7 +132,7 @@ class AttentionResidual(Residual[State]):
     def reset_parameters(self) -> None:
         for read in self.reads.values():
             cast(Read, read).reset_parameters()
-        if self.coordinates is not None:  # not in the weights: a model built on the meta device has lost it
+        if self.coordinates is not None:  # a model built on the meta device has lost them
             drawn = self.config.keys.coordinates(self.width)
             self.coordinates = cast(Tensor, drawn).to(self.coordinates.device)
 

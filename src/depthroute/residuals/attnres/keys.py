@@ -10,7 +10,7 @@ Every key is normalised again at the read.
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, final
 
 import torch
 from jaxtyping import Int
@@ -34,11 +34,13 @@ class Keys(Choice, ABC):
         return None
 
 
+@final
 class Value(Keys):
     def rank(self, width: int) -> int:
         return width
 
 
+@final
 class Sliced(Keys):
     sliced: PositiveInt
 
@@ -46,11 +48,13 @@ class Sliced(Keys):
         return checked_rank(self.sliced, width)
 
 
+@final
 class RandomCoordinates(Schema):
     rank: PositiveInt
     seed: NonNegativeInt
 
 
+@final
 class Subset(Keys):
     subset: RandomCoordinates
 
@@ -63,6 +67,7 @@ class Subset(Keys):
         return drawn.sort().values
 
 
+@final
 class Projected(Keys):
     projected: PositiveInt
     emitted = True

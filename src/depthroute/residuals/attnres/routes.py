@@ -7,7 +7,7 @@ At an attention site (MLP sites and the readout always have one query, but for `
     q_k_v         one query for each role
     tied          both routes of qk_v are read, with one parameter                              2608.01075, control
     average       the two routes of qk_v are read, their mean feeds every role                  2608.01075, control
-    frozen_v      the value route's query stays zero: it is the plain mean of the sources       2608.01075, control
+    frozen_v      the value route's query stays zero: the sources' mean (weighted, if beta)     2608.01075, control
     placebo       the second query moves to the same layer's MLP site, fed the mean of its two mixtures
     temperature   q_v = exp(s) q_qk, one trained scalar a read: flatter or sharper, never elsewhere
 
@@ -16,7 +16,7 @@ All of them are the same function at the start, bit for bit: queries and s start
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -64,21 +64,25 @@ class Read(nn.Module, ABC):
             nn.init.constant_(parameter, 1.0 if name == "gain" else 0.0)
 
 
+@final
 class Shared(Read):
     learned = ("query",)
     executed = 1
 
 
+@final
 class QkV(Read):
     learned = ("query_qk", "query_v")
     executed = 2
 
 
+@final
 class QKV(Read):
     learned = ("query_q", "query_k", "query_v")
     executed = 3
 
 
+@final
 class Tied(Read):
     learned = ("query_qk",)
     executed = 2
@@ -88,6 +92,7 @@ class Tied(Read):
         return torch.stack([query, query])
 
 
+@final
 class Average(Read):
     learned = ("query_qk", "query_v")
     executed = 2
@@ -96,6 +101,7 @@ class Average(Read):
         return (mixed.mean(0),)
 
 
+@final
 class FrozenV(Read):
     learned = ("query_qk",)
     executed = 2
@@ -105,6 +111,7 @@ class FrozenV(Read):
         return torch.stack([query, torch.zeros_like(query)])
 
 
+@final
 class PlaceboMlp(Read):
     learned = ("query_first", "query_second")
     executed = 2
@@ -113,6 +120,7 @@ class PlaceboMlp(Read):
         return (mixed.mean(0),)
 
 
+@final
 class Temperature(Read):
     learned = ("query_qk",)
     executed = 2

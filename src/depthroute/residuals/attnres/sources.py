@@ -10,7 +10,7 @@ The embedding is always its own source. The unfinished block's sum, the live sum
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated
+from typing import Annotated, final
 
 from pydantic import PositiveInt, SerializeAsAny
 
@@ -23,11 +23,13 @@ class Sources(Choice, ABC):
         """After which sublayers, counted from 1, a block ends. The last is 2 * layers."""
 
 
+@final
 class Full(Sources):
     def ends(self, layers: int) -> list[int]:
         return ends_after_every(1, layers)
 
 
+@final
 class Blocks(Sources):
     blocks: PositiveInt
 
@@ -36,6 +38,7 @@ class Blocks(Sources):
         return [-(-2 * layers * number // blocks) for number in range(1, blocks + 1)]
 
 
+@final
 class BlockLayers(Sources):
     block_layers: PositiveInt
 
@@ -43,6 +46,7 @@ class BlockLayers(Sources):
         return ends_after_every(2 * self.block_layers, layers)
 
 
+@final
 class BlockSublayers(Sources):
     block_sublayers: PositiveInt
 
@@ -58,6 +62,7 @@ def ends_after_every(sublayers: int, layers: int) -> list[int]:
 AnySources = Annotated[SerializeAsAny[Sources], among(Full, Blocks, BlockLayers, BlockSublayers)]
 
 
+@final
 class Layout:
     """Where the blocks of a model lie.
 
