@@ -92,13 +92,18 @@ class Tied(Read):
         return torch.stack([query, query])
 
 
-@final
-class Average(Read):
-    learned = ("query_qk", "query_v")
+class MeanOfTwo(Read, ABC):
+    """Two mixtures, of which the sublayer is fed the mean."""
+
     executed = 2
 
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
         return (mixed.mean(0),)
+
+
+@final
+class Average(MeanOfTwo):
+    learned = ("query_qk", "query_v")
 
 
 @final
@@ -112,12 +117,8 @@ class FrozenV(Read):
 
 
 @final
-class PlaceboMlp(Read):
+class PlaceboMlp(MeanOfTwo):
     learned = ("query_first", "query_second")
-    executed = 2
-
-    def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
-        return (mixed.mean(0),)
 
 
 @final
