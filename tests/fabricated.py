@@ -10,6 +10,7 @@ from typing import Any
 from depthroute import config, runs
 from depthroute.study.cells import Planned
 from depthroute.study.results import collect, save
+from depthroute.study.seal import sealed
 
 MILESTONES = (0, 4096, 8192, 16384, 32768)
 VERSIONS = {"python": "3.11.2", "torch": "2.13.0", "numpy": "2.4.0", "depthroute": "0.1.0"}
@@ -55,9 +56,8 @@ def prereg_of(
     **changes: Any,
 ) -> dict[str, Any]:
     arms, seeds = (list(dict.fromkeys(getattr(cell, key) for cell in plan)) for key in ("arm", "seed"))
-    return {
+    plan_words: dict[str, Any] = {
         "format": 1,
-        "digest": "3f" * 32,
         "date": "2026-11-30 12:00",
         "question": "Does a role-decoupled read beat the shared one?",
         "arms": arms,
@@ -82,6 +82,14 @@ def prereg_of(
         "amendments": [],
         **changes,
     }
+    return sealed(plan_words)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a sealed file and seal it again."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(sealed(content)))
 
 
 def write_run(

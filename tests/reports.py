@@ -1,6 +1,5 @@
 """A study with every verdict in it, and odd words, for the tests of the report."""
 
-import json
 import random
 from functools import cache
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from fabricated import plan_of, prereg_of, write_study
 
+from depthroute.study import tuning
 from depthroute.study.cells import Planned
 
 ARMS = [
@@ -24,6 +24,14 @@ QUESTION = 'Is <b>"depth" & breadth</b> 100 % of a $model_1 #{x} \\ ~ ^ ?'
 assert len(ARMS[-1]) == 64
 EFFECTS = {"prenorm": (0.03, 0.001), "rd": (-0.02, 0.001), "rd-frozen_v": (0.0, 0.0002), "rd-average": (0.0, 0.02)}
 WHY = "A <i>held-out</i> file was there twice & is gone"
+
+AMENDMENT = {
+    "date": "2026-12-01 08:00",
+    "why": WHY,
+    "changes": ["held_out.austen: 1 file, was 2", "adds contrast rd against block on validation, primary"],
+    "runs_finished": 7,
+    "runs_planned": 22,
+}
 
 
 @cache
@@ -43,7 +51,7 @@ def prereg() -> dict[str, Any]:
         [*first, *others, *further],
         question=QUESTION,
         held_out=list(HELD_OUT),
-        amendments=[{"date": "2026-12-01 08:00", "why": WHY, "changes": ["held_out.austen: 1 file, was 2"]}],
+        amendments=[AMENDMENT],
         tuning={"seeds": [101, 102], "tokens": 300_000, "held_out": "tuning"},
     )
 
@@ -59,6 +67,6 @@ def write(study: Path) -> Path:
     study.mkdir(parents=True)
     grid = {"optimizer.queries": [0.001, 0.003]}
     tuned = {"grid": grid, "points": [], "selected": {"optimizer.queries": 0.003}, "on_edge": [*grid], "tuned": True}
-    (study / "tuning.json").write_text(json.dumps(dict.fromkeys(ARMS[:3], tuned)))
+    tuning.write(dict.fromkeys(ARMS[:3], tuned), study)
     write_study(study, plan(), prereg(), final, HELD_OUT, left_out=[(ARMS[-1], 2)])
     return study

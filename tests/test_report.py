@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from fabricated import rewrite
 from reports import ARMS, QUESTION, WHY, final, plan, prereg
 from reports import write as write_reported
 
@@ -19,7 +20,8 @@ from depthroute.errors import RunError
 from depthroute.report import figures
 from depthroute.report.page import read, write
 from depthroute.report.svg import COLOURS
-from depthroute.report.tables import LATEX, Table, latex, minus
+from depthroute.report.tables import LATEX, Table, contrast_table, latex, minus
+from depthroute.study.seal import sealed
 
 LONG = ARMS[-1]
 
@@ -74,7 +76,7 @@ def test_the_question_and_the_verdict_come_before_tables_figures_and_provenance(
         "Figures",
         "Paired differences on validation",
         "Provenance",
-        "3f" * 32,
+        prereg()["digest"],
     ]
     place = page.text.index(QUESTION, 1 + page.text.index(QUESTION))
     for part in order:
@@ -85,7 +87,13 @@ def test_the_question_and_the_verdict_come_before_tables_figures_and_provenance(
 def test_the_page_says_what_a_reader_must_know_before_relying_on_it(page: Page) -> None:
     for words in (
         "1 planned run is not finished",
-        "The plan was amended once",
+        f"Plan amended once; the last when 7 of 22 runs were finished: {WHY}.",
+        "Warning: contrasts, margins, seeds or the level were changed after runs had finished",
+        "2026-12-01 08:00, when 7 of 22 runs were finished",
+        "Equivalence tests are not corrected for the number of contrasts",
+        "A secondary contrast is called nothing but equivalent or identical",
+        "a repeat differed by at most 0.0003",
+        "TOST p",
         "With 3 pairs the exact sign-flip test cannot give a p below 0.25",
         "1 contrast is under-powered",
         "The best optimizer.queries lies on the edge of its tuning grid for block, prenorm, rd.",
@@ -221,7 +229,7 @@ def test_odd_names_cannot_leave_their_folder_or_their_element(study: Path, tmp_p
     place = tmp_path / "odd"
     shutil.copytree(study, place, ignore=shutil.ignore_patterns("runs", "tables", "figures", "report.html"))
     text = (place / "results.json").read_text().replace('"rd"', json.dumps(odd))
-    (place / "results.json").write_text(text)
+    (place / "results.json").write_text(json.dumps(sealed(json.loads(text))))
     before = set(tmp_path.rglob("*"))
     results, fixed = read(place)
     page = Page(write(results, fixed, place).read_text())
@@ -242,13 +250,16 @@ def test_the_command_says_the_verdict_and_where_the_page_is(
     place = tmp_path / "study"
     shutil.copytree(study, place)
     (place / "report.html").unlink()
-    results = json.loads((place / "results.json").read_text())
-    flagged = next(run for run in results["runs"] if (run["arm"], run["seed"]) == ("rd", 2))
-    flagged["flags"] = ["versions.torch is 2.12.0, planned 2.13.0"]
-    (place / "results.json").write_text(json.dumps(results))
+
+    def flag(results):
+        flagged = next(run for run in results["runs"] if (run["arm"], run["seed"]) == ("rd", 2))
+        flagged["flags"] = ["versions.torch is 2.12.0, planned 2.13.0"]
+
+    rewrite(place / "results.json", flag)
     command(place, include_flagged=False)
     out = capsys.readouterr().out
     assert out.startswith("primary: rd against block on validation is incomplete: 2 of 3 planned pairs")
+    assert f"plan amended once; the last when 7 of 22 runs were finished: {WHY}\nwarning: contrasts, margins" in out
     assert f"{place / 'report.html'}: open it in a browser" in out
     html = (place / "report.html").read_text()
     assert "1 run is flagged" in html
@@ -260,10 +271,10 @@ def test_the_command_says_the_verdict_and_where_the_page_is(
 
 
 def test_flagged_runs_on_other_data_are_not_counted_even_where_asked_for(study: Path, tmp_path: Path) -> None:
-    results = json.loads((study / "results.json").read_text())
-    results["runs"][2] |= {"data_digest": "f0", "flags": ["data_digest is f0"]}
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    shutil.copy(study / "prereg.json", tmp_path)
+    for name in ("results.json", "prereg.json"):
+        shutil.copy(study / name, tmp_path)
+    moved = {"data_digest": "f0", "flags": ["data_digest is f0"]}
+    rewrite(tmp_path / "results.json", lambda results: results["runs"][2].update(moved))
     assert read(tmp_path)[0]["contrasts"][0]["verdict"] == "incomplete"
     with pytest.raises(RunError, match="different data_digest, so they cannot be compared"):
         command(tmp_path, include_flagged=True)
@@ -277,8 +288,15 @@ def test_flagged_runs_on_other_data_are_not_counted_even_where_asked_for(study: 
         ("prereg.json", None, r"prereg\.json: missing; `depthroute study plan` writes it"),
         ("results.json", "{", r"results\.json: damaged"),
         ("results.json", "[]", r"results\.json: damaged"),
-        ("results.json", '{"question": "?"}', r"results\.json: has format None"),
-        ("prereg.json", json.dumps({**prereg(), "digest": "aa"}), r"results\.json: is of another plan than prereg"),
+        ("results.json", '{"question": "?"}', r"results\.json: damaged; `depthroute study run` writes it anew"),
+        ("results.json", '{"format": 1, "digest": ""}', r"results\.json: has format 1, this version reads 2"),
+        (
+            "results.json",
+            '{"format": 2, "digest": "", "runs": [{"held_out": []}]}',
+            r"results\.json: was edited .* anew$",
+        ),
+        ("prereg.json", json.dumps({**prereg(), "level": 0.2}), r"prereg\.json: was edited after .* restore it"),
+        ("prereg.json", json.dumps(sealed({**prereg(), "level": 0.2})), r"results\.json: is older than the plan"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line_and_nothing_is_overwritten(
@@ -294,6 +312,25 @@ def test_what_cannot_be_reported_is_one_line_and_nothing_is_overwritten(
     with pytest.raises(RunError, match=message):
         command(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == before
+
+
+def test_repeats_are_told_of_only_where_an_arm_of_the_contrast_was_repeated(study: Path) -> None:
+    results, _ = read(study)
+    told = {row[0]: row[5] for row in contrast_table(results, "contrasts").rows}
+    assert told[f"rd {chr(0x2212)} block ★"] == "a repeat differed by at most 0.0003"
+    assert told[f"rd {chr(0x2212)} prenorm"] == chr(0x2013)
+    results["noise"][0]["difference"] = dict.fromkeys(results["noise"][0]["difference"], 0.0)
+    rows = contrast_table(results, "contrasts").rows
+    assert rows[0][5] == "a repeat gave the same bits"
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(study: Path, tmp_path: Path) -> None:
+    for name in ("results.json", "prereg.json"):
+        shutil.copy(study / name, tmp_path)
+    (tmp_path / ".report.html.partial").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"report\.html: cannot be written \(No space left on device\)"):
+        command(tmp_path)
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_report_is_written_without_torch_and_to_the_same_bytes(study: Path) -> None:

@@ -162,6 +162,11 @@ def everything(path: Path) -> list[Planned]:
         ("contrasts", [{"arm": "rd", "at": {"size": "twoo"}}], "factor 'size' has no level 'twoo' .*mean 'two'"),
         ("contrasts", [{"arm": "rd", "held_out": "mroe"}], "no held-out set 'mroe' in base.data .*did you mean 'more'"),
         ("contrasts", [{"arm": "rd"}, {"arm": "rd"}], "arm 'rd' is compared with 'prenorm' on 'validation' twice"),
+        (
+            "contrasts",
+            [{"arm": "rd"}, {"arm": "prenorm", "against": "rd"}],
+            "'prenorm' is compared with 'rd' on 'validation' in both directions; leave one of them out",
+        ),
         ("contrasts", [{"arm": "rd", "held_out": "spare"}], "a contrast of arm 'rd' is judged on the text of 'spare'"),
         ("contrasts", [{"arm": "rd", "held_out": "same"}], "a contrast of arm 'rd' is judged on the text of 'spare'"),
         ("level", 1.5, "level: "),
@@ -248,5 +253,10 @@ def test_every_study_that_ships_can_be_planned_and_says_what_it_asks_and_takes(p
     assert all(contrast.margin for contrast in contrasts(study) if contrast.primary)
 
 
-def test_three_studies_ship() -> None:
-    assert [path.stem for path in STUDIES] == ["low-rank-sweep", "rd-against-controls", "roles-x-keys"]
+def test_four_studies_ship() -> None:
+    assert [path.stem for path in STUDIES] == [
+        "low-rank-sweep",
+        "rd-against-controls",
+        "roles-x-keys",
+        "routes-on-three-texts",
+    ]

@@ -16,6 +16,7 @@ from depthroute.errors import ConfigError, RunError
 from depthroute.study import prereg
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.prereg import PREREG
+from depthroute.study.table import render
 from studies import again, changed_study, raw_study, trained_folder, write_study, write_text
 
 CROSS = {"width": {"a": None, "b": {"model.width": 48}}}
@@ -73,7 +74,9 @@ def test_a_plan_holds_all_that_decides_and_is_shown_with_its_power(
         {**both, "held_out": "more", "primary": False, "margin": None, "at": {"depth": "two"}},
     ]
     assert "Holm over the 2 primary contrasts" in plan["decision_rule"]
-    assert "equivalent" in plan["decision_rule"]
+    assert "else equivalent, if it has a margin, its t interval does not exclude 0, and" in plan["decision_rule"]
+    assert "Equivalence tests are not corrected for the number of contrasts" in plan["decision_rule"]
+    assert "called nothing but equivalent or identical" in plan["decision_rule"]
     assert plan["impl"] == "reference"
     assert plan["versions"]["torch"].startswith("2.")
     assert plan["tuning"]["grids"]["rd"] == {"optimizer.queries": [0.001, 0.003]}
@@ -177,6 +180,45 @@ def test_runs_are_not_added_under_other_versions_or_data_than_planned(folder: Pa
         again(folder, place)
 
 
+def test_changed_text_after_runs_is_to_be_restored_and_no_amendment_disowns_the_runs(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "text"
+    shutil.copytree(folder / "whole", place)
+    prereg.write(prereg.sealed({**prereg.read(place), "data_digest": "f0"}), place)
+    study = changed_study(folder, place, dict)
+    with pytest.raises(RunError, match=r"data_digest was 'f0'.*would disown 4 finished runs; restore the text that"):
+        commands.amend(study, "Other text.", place, folder / "data")
+    shutil.rmtree(place / "runs/rd/1")
+    with pytest.raises(RunError, match=r"restore the text that the runs were trained on, or choose another --dir for"):
+        again(folder, place)
+
+
+def test_an_amendment_to_other_versions_says_how_many_runs_it_disowns(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "versions"
+    shutil.copytree(folder / "whole", place)
+    old = {**prereg.read(place)["versions"], "torch": "1.0"}
+    prereg.write(prereg.sealed({**prereg.read(place), "versions": old}), place)
+    for run in ("prenorm/1", "rd/1", "rd/3"):
+        path = place / "runs" / run / runs.MANIFEST
+        path.write_text(json.dumps({**json.loads(path.read_text()), "versions": old}))
+    commands.amend(changed_study(folder, place, dict), "A new machine.", place, folder / "data")
+    assert f"warning: {place}: 3 finished runs will be flagged" in " ".join(capsys.readouterr().err.split())
+    commands.run(changed_study(folder, place, dict), place, folder / "data", None)
+    assert "warning: 3 finished runs were left out" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_plan(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "full"
+    place.mkdir()
+    (place / f".{PREREG}.partial").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"full/prereg\.json: cannot be written \(No space left on device\)"):
+        commands.plan(changed_study(folder, place, dict), place, folder / "data")
+    assert not (place / PREREG).exists()
+
+
 def test_an_amendment_is_dated_and_keeps_its_reason_and_what_came_before(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,10 +243,14 @@ def test_an_amendment_is_dated_and_keeps_its_reason_and_what_came_before(
         "adds contrast rd against prenorm on validation, primary, margin 0.5",
     ]
     assert (amendment["digest_before"], amendment["runs_finished"]) == (old["digest"], 4)
+    assert amendment["runs_planned"] == 4
     assert (new["date"], new["question"]) == (old["date"], "And now?")
     results, _ = again(folder, place, change)
     assert results["contrasts"][0]["margin"] == 0.5
     assert results["provenance"]["amendments"] == [amendment]
+    text = render(results)
+    assert "plan amended once; the last when 4 of 4 runs were finished: A reviewer asked." in text
+    assert "warning: contrasts, margins, seeds or the level were changed after runs had finished" in text
     with pytest.raises(RunError, match="there is nothing to amend"):
         commands.amend(study, "Again.", place, folder / "data")
 
@@ -214,7 +260,7 @@ def test_an_amendment_cannot_change_what_was_trained(folder: Path, tmp_path: Pat
     shutil.copytree(folder / "whole", place)
     before = {name: (place / name).read_bytes() for name in (PREREG, "study.yaml")}
     study = changed_study(folder, place, lambda raw: raw["base"].update(tokens=20480))
-    with pytest.raises(RunError, match=r"tokens is 30720, but the study says 20480; choose another --dir"):
+    with pytest.raises(RunError, match=r"tokens is 30720, but the study says 20480; delete .* choose another --dir"):
         commands.amend(study, "Shorter.", place, folder / "data")
     study = changed_study(folder, place, lambda raw: raw.update(cross=CROSS))
     with pytest.raises(RunError, match="its runs lie by other factors than cross has now; choose another --dir"):
@@ -240,12 +286,30 @@ def test_power_is_told_for_a_guess_or_from_a_finished_study(folder: Path, capsys
     assert found["sd"] == summary["sd"]
     commands.power(pairs=12, source=folder / "whole")
     assert "12 pairs" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"--level: must lie between 0\.0001 and 0\.5, not 2"):
+        commands.power(pairs=3, sd=0.1, level=2.0)
     with pytest.raises(ConfigError, match="give --sd, or --from"):
         commands.power(pairs=3)
     with pytest.raises(ConfigError, match="--pairs: give"):
         commands.power(sd=0.1)
     with pytest.raises(RunError, match=r"results\.json: missing"):
         commands.power(source=folder / "data")
+
+
+def test_power_is_not_told_from_results_that_were_edited_or_are_older_than_the_plan(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "stale"
+    shutil.copytree(folder / "whole", place)
+    path = place / "results.json"
+    kept = path.read_text()
+    path.write_text(json.dumps({**json.loads(kept), "level": 0.2}))
+    with pytest.raises(RunError, match=r"results\.json: was edited .*; `depthroute study run` writes it anew"):
+        commands.power(source=place)
+    path.write_text(kept)
+    prereg.write(prereg.sealed({**prereg.read(place), "question": "?"}), place)
+    with pytest.raises(RunError, match=r"results\.json: is older than the plan in prereg\.json"):
+        commands.power(source=place)
 
 
 def test_a_plan_says_that_a_model_cannot_be_built_before_anything_runs(folder: Path, tmp_path: Path) -> None:

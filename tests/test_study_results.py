@@ -11,6 +11,7 @@ from fabricated import MILESTONES, plan_of, prereg_of, write_run, write_study
 
 from depthroute import runs
 from depthroute.errors import RunError
+from depthroute.study import tuning
 from depthroute.study.cells import Planned
 from depthroute.study.results import collect
 from depthroute.study.table import render
@@ -57,7 +58,7 @@ def changed(study: Path, folder: Path, run: str, file: str, change: Mapping[str,
     shutil.copytree(study, folder / "changed")
     path = folder / "changed/runs" / run / file
     if file == runs.METRICS:
-        found = [json.loads(line) for line in path.read_text().splitlines()]
+        found = runs.metrics(path.parent)
         path.write_bytes(b"".join(runs.encode({**event, **change} if "nll" in event else event) for event in found))
     else:
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -195,6 +196,16 @@ def test_a_manifest_that_lacks_something_is_named(
         collect(prereg, plan, tmp_path / "study")
 
 
+@pytest.mark.parametrize("change", [{"versions": None}, {"threads": "1"}, {"data_digest": 7}, {"impl": None}])
+def test_a_manifest_of_another_shape_is_named_with_its_key(
+    study: Path, plan: list[Planned], prereg: dict[str, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    place = changed(study, tmp_path, "rd/size=S/8", runs.MANIFEST, change)
+    (key,) = change
+    with pytest.raises(RunError, match=rf"manifest\.json: damaged \({key} is .*\); delete .*runs/rd/size=S/8 and run"):
+        collect(prereg, plan, place)
+
+
 def test_missing_arms_and_lone_pairs_are_incomplete_and_listed(tmp_path: Path) -> None:
     plan = plan_of(["block", "rd", "slr"], [1, 2])
     prereg = prereg_of(plan, [{"arm": "rd", "against": "block"}, {"arm": "slr", "against": "block"}])
@@ -236,13 +247,16 @@ def test_a_contrast_on_a_set_that_no_run_was_judged_on_is_refused(tmp_path: Path
 
 def test_tuning_warns_of_edges_and_of_arms_that_were_not_tuned(tmp_path: Path) -> None:
     plan = plan_of(["block", "rd", "slr"], [1, 2])
-    prereg = prereg_of(plan, [{"arm": "rd", "against": "block"}], tuning={"seeds": [101]})
+    prereg = prereg_of(plan, [{"arm": "rd", "against": "block"}], tuning={"seeds": [101], "held_out": "validation"})
     grid = {"optimizer.queries": [0.001, 0.003], "model.embedding_std": [0.5, 1.0]}
     edges = {"block": ["optimizer.queries"], "rd": ["optimizer.queries", "model.embedding_std"]}
     tuned = {
         arm: {"grid": grid, "points": [], "selected": {}, "on_edge": keys, "tuned": True} for arm, keys in edges.items()
     }
-    (tmp_path / "tuning.json").write_text(json.dumps(tuned))
+    tuning.write(tuned, tmp_path)
+    text = render(collect(prereg, plan, tmp_path))
+    assert "warning: not tuned: slr" in text
+    assert "NLL on validation (tuned on), nats a token" in text
     found = collect(prereg, plan, tmp_path)["tuning"]
     assert found["warnings"] == [
         "the best optimizer.queries lies on the edge of its tuning grid for block, rd",

@@ -12,7 +12,7 @@ import pytest
 from fabricated import write_run
 from rich.console import Console
 
-from depthroute import runs
+from depthroute import config, runs
 from depthroute.cli import study as commands
 from depthroute.errors import ConfigError, RunError
 from depthroute.study import tuning
@@ -83,7 +83,7 @@ def test_the_lowest_mean_is_selected_the_first_of_equals_and_never_a_failed_poin
         else:
             write_run(run, tmp_path, {"tuning": value, "validation": -value}.__getitem__, ("tuning", "validation"))
     frozen = freeze(study, tmp_path)
-    assert frozen == json.loads((tmp_path / TUNING).read_text()) == tuning.read(tmp_path)
+    assert frozen == json.loads((tmp_path / TUNING).read_text())["cells"] == tuning.read(tmp_path)
     prenorm, rd = frozen["prenorm"], frozen["rd"]
     assert prenorm["grid"] == {RATE: [0.01, 0.02, 0.04]}
     assert prenorm["selected"] == {RATE: 0.02}
@@ -118,9 +118,27 @@ def test_only_numbers_have_an_edge() -> None:
 
 
 def test_damaged_tuning_is_named(tmp_path: Path) -> None:
-    (tmp_path / TUNING).write_text('{"rd": {}}')
-    with pytest.raises(RunError, match=r"tuning\.json: damaged; delete it"):
-        tuning.read(tmp_path)
+    for content in ('{"rd": {}}', "{", "[]", '{"format": 1, "digest": null}'):
+        (tmp_path / TUNING).write_text(content)
+        with pytest.raises(RunError, match=r"tuning\.json: (damaged|was edited).*; delete it and run the study again"):
+            tuning.read(tmp_path)
+
+
+def test_an_edited_choice_is_refused_and_made_anew_from_the_tuning_runs_once_deleted(tmp_path: Path) -> None:
+    study = fabricated(tmp_path)
+    for run in tuning_runs(study):
+        write_run(run, tmp_path, lambda _: 2.0, ("tuning",))
+    chosen = freeze(study, tmp_path)
+    text = (tmp_path / TUNING).read_text()
+    edited = json.loads(text)
+    edited["cells"]["rd"]["selected"][QUERIES] = 0.003
+    (tmp_path / TUNING).write_text(json.dumps(edited))
+    for use in (lambda: planned(study, tmp_path), lambda: freeze(study, tmp_path)):
+        with pytest.raises(RunError, match=r"tuning\.json: was edited after it was written .*; delete it and run the"):
+            use()
+    (tmp_path / TUNING).unlink()
+    assert freeze(study, tmp_path) == chosen
+    assert (tmp_path / TUNING).read_text() == text
 
 
 def test_a_killed_tuning_goes_on_to_the_same_bits_freezes_its_choice_and_the_runs_take_it(
@@ -172,7 +190,8 @@ def test_a_killed_tuning_goes_on_to_the_same_bits_freezes_its_choice_and_the_run
         tmp_path, raw | {"tuning": raw["tuning"] | {"grid": {RATE: [0.02, 0.04, 1e18]}}}, "longer.yaml"
     )
     with pytest.raises(
-        RunError, match=r"runs/rd/3: began before the tuning that is asked for now; choose another --dir"
+        RunError,
+        match=r"runs/rd/3: began before the tuning that is asked for now \(adds tuning.*0\.04\); choose another --dir",
     ):
         commands.amend(longer, "The best rate lies on the edge.", place, tmp_path / "data")
     for run in planned(read_study(study), place):
@@ -184,13 +203,29 @@ def test_a_killed_tuning_goes_on_to_the_same_bits_freezes_its_choice_and_the_run
     assert wild.failure_file(place).exists()
 
 
+def test_an_amendment_of_an_arm_that_has_begun_names_the_key_that_changed(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(write_text(tmp_path).read_text()[::-1])
+    raw, place = raw_tuned(tmp_path), tmp_path / "place"
+    study = write_study(tmp_path, raw)
+    commands.plan(study, place, tmp_path / "data")
+    begun = next(run for run in planned(read_study(study), place) if run.arm == "rd")
+    begun.directory(place).mkdir(parents=True)
+    (begun.directory(place) / runs.CONFIG).write_text(config.dump(begun.config))
+    raw["question"], raw["arms"]["rd"]["clip"] = "And now?", 2.0
+    study = write_study(tmp_path, raw)
+    with pytest.raises(
+        RunError, match=r"runs/rd/3: began before .* \(clip of arm rd was nothing, is now 2\.0\); choose"
+    ):
+        commands.amend(study, "Another clip.", place, tmp_path / "data")
+
+
 def test_frozen_values_that_were_edited_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text(write_text(tmp_path).read_text()[::-1])
     study = write_study(tmp_path, raw_tuned(tmp_path))
     commands.plan(study, tmp_path / "place", tmp_path / "data")
     entry = {"grid": {}, "points": [], "selected": {RATE: 0.5}, "on_edge": [], "tuned": True, "digest": "f00"}
     tuning.write({"rd": entry}, tmp_path / "place")
-    with pytest.raises(RunError, match=r"tuning\.json: rd was not chosen as the plan says; restore the file"):
+    with pytest.raises(RunError, match=r"tuning\.json: rd was not chosen as the plan says; delete it and run"):
         commands.run(study, tmp_path / "place", tmp_path / "data", None)
     with pytest.raises(ConfigError, match="no such file"):
         commands.status(tmp_path / "data")

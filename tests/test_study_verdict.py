@@ -123,6 +123,19 @@ def test_an_interval_that_excludes_zero_decides_nothing_where_holm_does_not_let_
     assert "but not after Holm's correction over the primary contrasts" in together["words"]
 
 
+def test_what_is_inside_the_margin_is_undecided_where_its_interval_excludes_zero_and_holm_does_not_let_it_pass() -> (
+    None
+):
+    weak = (-0.0012, -0.0022, -0.0001, -0.0018, -0.0009)
+    rd, _ = judge({"rd": weak, "slr": (0.3, -0.1, 0.2, -0.3, 0.1)}, 0.005, primary=True)
+    assert rd["equivalence"]["equivalent"]
+    assert rd["summary"]["high"] < 0 < 0.05 < rd["summary"]["holm_p"]
+    assert rd["verdict"] == "undecided"
+    assert "no difference" not in rd["words"]
+    assert "but not after Holm's correction over the primary contrasts" in rd["words"]
+    assert "inside the planned margin of 0.005 all the same by two one-sided tests" in rd["words"]
+
+
 def test_an_under_powered_contrast_names_what_it_could_have_detected() -> None:
     (contrast,) = judge({"rd": (0.01, -0.012, 0.02, -0.015, 0.001)}, 0.005, primary=True)
     assert contrast["under_powered"]
@@ -135,17 +148,21 @@ def test_an_under_powered_contrast_names_what_it_could_have_detected() -> None:
     st.lists(st.integers(-40, 40).map(lambda n: n / 4096), min_size=3, max_size=6),
     st.sampled_from([None, 0.002, 0.01, 0.1]),
     st.booleans(),
+    st.booleans(),
 )
 def test_no_difference_and_direction_are_said_only_where_the_rule_passes(
-    differences: list[float], margin: float | None, primary: bool
+    differences: list[float], margin: float | None, primary: bool, corrected: bool
 ) -> None:
-    (contrast,) = judge({"rd": differences}, margin, primary)
+    noisy = [(-1) ** index * 0.1 for index in range(len(differences))]
+    contrast = judge({"rd": differences, **({"slr": noisy} if corrected else {})}, margin, primary)[0]
     words, summary, equivalence = contrast["words"], contrast["summary"], contrast["equivalence"]
     passed = equivalence is not None and equivalence["equivalent"]
     excluded = summary is not None and summary["t_p"] is not None and not summary["low"] <= 0 <= summary["high"]
     assert ("no difference" in words) == (passed and not excluded)
-    assert ("a lower NLL" in words) == (primary and excluded and summary["mean"] < 0)
-    assert ("a higher NLL" in words) == (primary and excluded and summary["mean"] > 0)
+    claimed = primary and excluded and summary["holm_p"] < 0.05
+    assert ("a lower NLL" in words) == (claimed and summary["mean"] < 0)
+    assert ("a higher NLL" in words) == (claimed and summary["mean"] > 0)
+    assert ("not after Holm" in words) == (primary and excluded and not claimed)
 
 
 def test_small_numbers_are_not_shown_as_zero_and_zero_is() -> None:

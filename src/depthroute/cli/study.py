@@ -90,8 +90,14 @@ def run(
     results, outcome = conduct(
         spec, text, where, data, Console(stderr=True), workers, file=str(study), include_flagged=include_flagged
     )
-    if results:
-        typer.echo(json.dumps(results, indent=2) if as_json else render(results))
+    if as_json and results:
+        typer.echo(json.dumps(results, indent=2))
+    elif results and not outcome.signal:
+        typer.echo(render(results))
+    elif results:
+        typer.echo(f"{len(results['runs'])} runs are complete, {len(results['missing'])} are not")
+    if results and results["flagged"] and not include_flagged:
+        typer.echo(left_out(len(results["flagged"])), err=True)
     conclude(outcome, shlex.join(["depthroute", "study", "run", str(study), "--dir", str(where), "--data", str(data)]))
 
 
@@ -168,7 +174,10 @@ def power(
 
     from depthroute.errors import ConfigError
     from depthroute.study.detect import answer, measured
+    from depthroute.study.power import SMALLEST_LEVEL
 
+    if not SMALLEST_LEVEL <= level < 0.5:
+        raise ConfigError(f"--level: must lie between {SMALLEST_LEVEL:g} and 0.5, not {level:g}")
     if (sd is None) == (source is None):
         raise ConfigError("give --sd, or --from with the directory of a study that has results")
     if source is None:
@@ -195,6 +204,15 @@ def read(study: Path, directory: Path | None) -> "tuple[Path, Study, str]":
     from depthroute.study.plan import read_study
 
     return directory or Path("runs") / study.stem, read_study(study), study.read_text(encoding="utf-8")
+
+
+def left_out(flagged: int) -> str:
+    """What a run that ends with flagged runs says."""
+    return (
+        f"warning: {flagged} finished run{'s were' if flagged > 1 else ' was'} left out, not being as the plan says: "
+        "restore the planned environment, delete their directories to train them again, or count them by "
+        "--include-flagged"
+    )
 
 
 def conclude(outcome: "Outcome", again: str) -> None:

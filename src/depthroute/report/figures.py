@@ -75,9 +75,10 @@ def paired_dots(results: Entry, levels: Mapping[str, str], held_out: str, name: 
         return None
     with canvas(58 + 40 * len(found)) as drawing:
         axes = drawing.subplots()
-        floor = noise_floor(results["noise"], held_out)
-        if floor:
-            axes.axvspan(-floor, floor, color=SHADE, linewidth=0)
+        floors = [noise_floor(results["noise"], contrast) or 0.0 for contrast in found]
+        for row, floor in enumerate(floors):
+            # Without a repeat, or with one to the same bits, this has no width.
+            axes.fill_betweenx([row - 0.2, row + 0.4], -floor, floor, color=SHADE, linewidth=0)
         axes.axvline(0, color=INK, linewidth=0.8)
         for row, contrast in enumerate(found):
             draw_contrast(axes, contrast, row, colour_of(results, contrast["arm"]))
@@ -90,7 +91,8 @@ def paired_dots(results: Entry, levels: Mapping[str, str], held_out: str, name: 
         axes.set_xlabel("difference in NLL, nats a token  (left: fewer)")
         title = f"Paired differences on {held_out}{at_levels(levels)}"
         lines = [f"{c['arm']} minus {c['against']}: {said(c)}" for c in found]
-        note = f"Shaded: noise floor, ±{nats(floor, False)}." if floor else ""
+        shaded = f"Shaded: what a repeat of a run differed by, at most {nats(max(floors), False)}."
+        note = shaded if max(floors) else ""
         return Figure(name, title, note, rendered(drawing, name, title, "; ".join(lines)))
 
 

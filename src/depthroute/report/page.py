@@ -1,6 +1,5 @@
 """The report of a study: report.html, one file that needs no network, with tables/ and figures/ beside it."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from depthroute import runs
-from depthroute.errors import RunError
 from depthroute.report import figures, tables
 from depthroute.report.figures import Figure
 from depthroute.report.svg import COLOURS, standalone
 from depthroute.report.tables import NONE, Table, minus, ordered
 from depthroute.study.gaps import noise_floor
-from depthroute.study.table import held_out_names, level_sets
-from depthroute.study.verdict import at_levels, judged, nats
+from depthroute.study.seal import read_results, write_file
+from depthroute.study.table import amendment_lines, held_out_names, level_sets, repeat_words, when
+from depthroute.study.verdict import at_levels, judged
 
-PAGE, FORMAT = "report.html", 2
+PAGE = "report.html"
 SYMBOLS = {
     "lower": "↓",
     "higher": "↑",
@@ -50,12 +48,7 @@ class Section:
 
 def read(directory: Path, include_flagged: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """results.json, judged with or without the flagged runs, and prereg.json of a study directory."""
-    results = _json(directory / "results.json", "`depthroute study run` writes it")
-    plan = _json(directory / "prereg.json", "`depthroute study plan` writes it")
-    if results.get("format") != FORMAT:
-        raise RunError(f"{directory / 'results.json'}: has format {results.get('format')}, not {FORMAT}; run the study")
-    if results["provenance"]["plan"] != plan["digest"]:
-        raise RunError(f"{directory / 'results.json'}: is of another plan than prereg.json; run the study again")
+    results, plan = read_results(directory)
     return judged(results, include_flagged), plan
 
 
@@ -79,7 +72,7 @@ def write(results: Entry, plan: Entry, directory: Path) -> Path:
     for name, text in {**files, PAGE: html}.items():
         path = directory / name
         path.parent.mkdir(exist_ok=True)
-        runs.write_atomic(path, text.encode())
+        write_file(path, text.encode())
     return directory / PAGE
 
 
@@ -112,6 +105,7 @@ def render(
         tuning=tuning,
         sections=sections,
         provenance=provenance(results, plan),
+        when=when,
         power=power_words(results["power"]),
         colours=list(COLOURS.items()),
         svg=Markup,
@@ -168,9 +162,8 @@ def warnings(results: Entry) -> Iterator[str]:
         what = "counted here all the same" if results["include_flagged"] else "left out of every number"
         flagged = counted(len(results["flagged"]), "run")
         yield f"{flagged} flagged, for not being as the plan says, and {what}: see Provenance."
-    amended = len(results["provenance"]["amendments"])
-    if amended:
-        yield f"The plan was amended {times(amended)} after it was fixed: see Provenance."
+    for line in amendment_lines(results):
+        yield f"{line[0].upper()}{line[1:].rstrip('.')}."
     pairs = len(results["seeds"])
     if 2 / 2**pairs > results["level"]:
         yield (
@@ -184,11 +177,11 @@ def warnings(results: Entry) -> Iterator[str]:
             "missed more often than 1 time in 5."
         )
     for contrast in results["contrasts"]:
-        floor, summary = noise_floor(results["noise"], contrast["held_out"]), contrast["summary"]
+        floor, summary = noise_floor(results["noise"], contrast), contrast["summary"]
         if floor and summary is not None and abs(summary["mean"]) < floor and contrast["primary"]:
             yield (
                 f"The mean difference of {contrast['arm']} and {contrast['against']} on {contrast['held_out']} is "
-                f"smaller than what repeating a run changes ({nats(floor, False)})."
+                f"smaller than what repeating a run changes: {repeat_words(floor)}."
             )
     if results["tuning"] is None:
         yield "No arm was tuned: a difference may be one of settings that suit one arm better."
@@ -225,19 +218,3 @@ def power_words(power: Any) -> list[str]:
 
 def counted(number: int, noun: str) -> str:
     return f"1 {noun} is" if number == 1 else f"{number} {noun}s are"
-
-
-def times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
-def _json(path: Path, hint: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise RunError(f"{path}: missing; {hint}") from None
-    except ValueError as error:
-        raise RunError(f"{path}: damaged ({error}); restore it") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: damaged (not a JSON object); restore it")
-    return content

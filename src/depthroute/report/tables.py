@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from depthroute.study.gaps import AXES, noise_floor
-from depthroute.study.table import held_out_names, level_sets, runs_at
+from depthroute.study.table import held_out_names, level_sets, repeat_words, runs_at, tuned_on
 from depthroute.study.verdict import at_levels, confidence, nats, probability, span
 
 Entry = Mapping[str, Any]
@@ -64,13 +64,13 @@ def minus(text: object) -> str:
 def contrast_table(results: Entry, name: str) -> Table:
     """What the planned rule rests on, a contrast a row, primary ones first."""
     share = confidence(results["level"])
-    head = ["contrast", "held-out", "pairs", "mean", f"{share} interval", "noise floor"]
+    head = ["contrast", "held-out", "pairs", "mean", f"{share} interval", "repeats"]
     head += ["sign-flip p", "Holm p", "verdict"]
     rows: list[list[str]] = []
     for contrast in ordered(results):
         summary = contrast["summary"]
-        floor = noise_floor(results["noise"], contrast["held_out"])
-        noise = NONE if floor is None else f"±{nats(floor, False)}"
+        floor = noise_floor(results["noise"], contrast)
+        noise = NONE if floor is None else repeat_words(floor)
         numbers = [NONE, NONE, noise, NONE, NONE]
         if summary is not None:
             holm = probability(summary["holm_p"]) if "holm_p" in summary else NONE
@@ -83,17 +83,19 @@ def contrast_table(results: Entry, name: str) -> Table:
 def strength_table(results: Entry, name: str) -> Table:
     """What each contrast can and cannot tell: equivalence, detectable difference, descriptive intervals."""
     narrow = confidence(2 * results["level"])
-    head = ["contrast", "held-out", "SD", "margin", f"{narrow} interval", "equivalent", "detectable"]
+    head = ["contrast", "held-out", "SD", "margin", f"{narrow} interval", "equivalent", "TOST p", "t p", "detectable"]
     rows: list[list[str]] = []
     for contrast in ordered(results):
         summary, equivalence = contrast["summary"], contrast["equivalence"]
         if summary is None:
             continue
         tested = (
-            [NONE, NONE] if equivalence is None else [span(equivalence), "yes" if equivalence["equivalent"] else "no"]
+            [NONE] * 3
+            if equivalence is None
+            else [span(equivalence), "yes" if equivalence["equivalent"] else "no", _p(equivalence["p"])]
         )
         margin = NONE if contrast["margin"] is None else f"±{contrast['margin']:g}"
-        row = [nats(summary["sd"], False), margin, *tested]
+        row = [nats(summary["sd"], False), margin, *tested, _p(summary["t_p"])]
         least = contrast["detectable"]
         detectable = NONE if least is None else nats(least, False) + (" !" if contrast["under_powered"] else "")
         boot = [_span(summary["bootstrap"][kind]) for kind in ("percentile", "bca")]
@@ -116,7 +118,7 @@ def seed_tables(results: Entry, names: Iterator[str]) -> Iterator[Table]:
     """For each held-out set, the NLL and the paired differences with a seed a row."""
     for levels in level_sets(results):
         for held_out in held_out_names(results, levels):
-            where = f"{held_out}{at_levels(levels)}"
+            where = f"{held_out}{at_levels(levels)}{tuned_on(results, held_out)}"
             yield loss_table(results, levels, held_out, next(names), f"NLL on {where}, nats a token")
             table = difference_table(results, levels, held_out, next(names), f"Paired differences on {where}")
             if len(table.head) > 1:
@@ -268,6 +270,10 @@ def _last(gap: Entry | None) -> str:
     point = gap["points"][-1]
     share = f" at {point['x'] / gap['end']:.0%}" if gap["left_out"] else ""
     return nats(point["mean"]) + ("" if point["low"] is None else f" {span(point)}") + share
+
+
+def _p(value: float | None) -> str:
+    return NONE if value is None else probability(value)
 
 
 def _of(run: Entry | None, held_out: str, key: str) -> str:

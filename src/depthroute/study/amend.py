@@ -9,9 +9,12 @@ from depthroute.errors import ConfigError, RunError
 from depthroute.study import prereg, tuning
 from depthroute.study.cells import cell_name
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs, run_config
+from depthroute.study.results import flags
 from depthroute.study.state import check_same_run
 
-ENVIRONMENT = ("data_digest", "tokenizer_digest", "versions", "impl")
+DATA = ("data_digest", "tokenizer_digest")
+RESTORE = "restore the text that the runs were trained on, or choose another --dir for a new study"
+ENVIRONMENT = (*DATA, "versions", "impl")
 
 
 def design_differences(plan: prereg.Document, study: Study) -> list[str]:
@@ -77,16 +80,20 @@ def amended(directory: Path, study: Study, data: Path, why: str) -> tuple[prereg
         raise RunError(f"{directory}: the study says what its plan says; there is nothing to amend")
     if begun(directory) and list(old["cross"]) != list(study.cross):
         raise RunError(f"{directory}: its runs lie by other factors than cross has now; choose another --dir")
-    frozen = _still_frozen(study, directory)
+    frozen = _still_frozen(study, directory, lines)
     plan = plan_runs(study, {cell: entry["selected"] for cell, entry in frozen.items()})
     for run in [*tuning.tuning_runs(study), *plan]:
         check_same_run(run, directory)
     before = plan_runs(prereg.planned_study(old))
+    finished = [run for run in before if runs.finished(run.directory(directory))]
+    if finished and (moved := first_of(DATA, environment_differences(old, new))):
+        raise RunError(f"{directory}: {moved}: amending would disown {counted(len(finished))}; {RESTORE}")
     entry = {
         "date": new["date"],
         "why": " ".join(why.split()),
         "changes": lines,
-        "runs_finished": sum(runs.finished(run.directory(directory)) for run in before),
+        "runs_finished": len(finished),
+        "runs_planned": len(before),
         "digest_before": old["digest"],
     }
     amendments = [*old["amendments"], entry]
@@ -95,10 +102,32 @@ def amended(directory: Path, study: Study, data: Path, why: str) -> tuple[prereg
 
 def refuse(directory: Path, plan: prereg.Document, lines: Sequence[str], file: str) -> None:
     """RunError for a study that differs from its plan."""
+    told = f"{directory}: differs from the plan of {plan['date']}"
+    if begun(directory) and (moved := first_of(DATA, lines)):
+        raise RunError(f"{told}: {moved}; {RESTORE} (amending would disown the finished runs)")
     hint = f'record it by: depthroute study amend {file} --dir {directory} --why "..."'
     if not begun(directory):
         hint = f"nothing has run yet, so plan anew by: depthroute study plan {file} --dir {directory}"
-    raise RunError(f"{directory}: differs from the plan of {plan['date']}: {lines[0]}; {hint}, or choose another --dir")
+    raise RunError(f"{told}: {lines[0]}; {hint}, or choose another --dir")
+
+
+def disowned(old: prereg.Document, new: prereg.Document, study: Study, directory: Path) -> int:
+    """How many finished runs agreed with the old plan and would be flagged under the new one."""
+    described = [
+        (run, runs.manifest(run.directory(directory)))
+        for run in plan_runs(prereg.planned_study(old))
+        if run.arm in study.arms and runs.finished(run.directory(directory))
+    ]
+    kept = [(run, content) for run, content in described if run.cell in new["config_digests"]]
+    return sum(not flags(content, old, run.cell) and bool(flags(content, new, run.cell)) for run, content in kept)
+
+
+def first_of(keys: Sequence[str], lines: Sequence[str]) -> str | None:
+    return next((line for line in lines if line.startswith(tuple(keys))), None)
+
+
+def counted(finished: int) -> str:
+    return "1 finished run" if finished == 1 else f"{finished} finished runs"
 
 
 def begun(directory: Path) -> bool:
@@ -106,7 +135,7 @@ def begun(directory: Path) -> bool:
     return any((directory / kind).exists() for kind in ("runs", "tuning"))
 
 
-def _still_frozen(study: Study, directory: Path) -> dict[str, Any]:
+def _still_frozen(study: Study, directory: Path, lines: Sequence[str]) -> dict[str, Any]:
     """The frozen selections that the study as it is now would make from the same runs.
 
     RunError if runs have begun that such a selection would change.
@@ -116,8 +145,10 @@ def _still_frozen(study: Study, directory: Path) -> dict[str, Any]:
     for run in plan_runs(study):
         tuned = run.cell in frozen or (study.tuning is not None and study.tuning.of(run.arm))
         if tuned and run.cell not in kept and runs.started(run.directory(directory)):
+            changed = next((line for line in lines if f"arm {run.cell} " in line), lines[0])
             raise RunError(
-                f"{run.directory(directory)}: began before the tuning that is asked for now; choose another --dir"
+                f"{run.directory(directory)}: began before the tuning that is asked for now ({changed}); "
+                "choose another --dir"
             )
     return kept
 

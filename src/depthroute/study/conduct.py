@@ -27,6 +27,7 @@ from depthroute.study.execute import Outcome, execute
 from depthroute.study.lock import locked
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.results import collect, save
+from depthroute.study.seal import sealed, write_file
 from depthroute.study.state import state
 from depthroute.study.tuning import planned, tuning_runs
 from depthroute.train import device
@@ -62,7 +63,7 @@ def conduct(
         final = planned(study, directory)
         if outcome == Outcome([], 0):
             outcome = execute(final, workers or study.workers, directory, data_root, lock, dashboard)
-        results = collect(plan, final, directory, include_flagged)
+        results = sealed(collect(plan, final, directory, include_flagged))
         save(results, directory)
     return results, outcome
 
@@ -139,6 +140,11 @@ def make_amendment(
     prereg.read(directory)  # Without a plan no data are built.
     data = built(plan_runs(study), data_root, dashboard)
     plan, frozen, lines = amend.amended(directory, study, data, why)
+    lost = amend.disowned(prereg.read(directory), plan, study, directory)
+    if lost:
+        dashboard.say(
+            f"warning: {directory}: {amend.counted(lost)} will be flagged, as trained otherwise than now planned"
+        )
     if frozen != tuning.read(directory):
         tuning.write(frozen, directory)
     prereg.write(plan, directory)
@@ -151,7 +157,7 @@ def tune(study: Study, workers: int, directory: Path, data_root: Path, lock: int
     now, frozen = tuning.digests(study), tuning.read(directory)
     for cell in frozen:
         if now.get(cell) != frozen[cell]["digest"]:
-            raise RunError(f"{directory / tuning.TUNING}: {cell} was not chosen as the plan says; restore the file")
+            raise RunError(f"{directory / tuning.TUNING}: {cell} was not chosen as the plan says; {tuning.ANEW}")
     if set(now) == set(frozen):
         return Outcome([], 0)
     open_runs = [run for run in tuning_runs(study) if run.cell not in frozen]
@@ -176,7 +182,7 @@ def built(plan: Sequence[Planned], data_root: Path, dashboard: Dashboard) -> Pat
 def keep_text(directory: Path, text: str) -> None:
     path = directory / STUDY
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        runs.write_atomic(path, text.encode())
+        write_file(path, text.encode())
 
 
 def _edges(keys: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """What a number of pairs can detect, in words and numbers, for a plan and for `study power`."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 from depthroute.errors import RunError
 from depthroute.study import power
 from depthroute.study.plan import Contrast, Study
+from depthroute.study.seal import RESULTS, read_results
 
-RESULTS = "results.json"
 POWER = 0.8
 
 
@@ -54,20 +53,14 @@ def answer(pairs: int, sd: float, level: float, effect: float | None = None, pri
 
 def measured(directory: Path) -> list[tuple[str, int, float]]:
     """Name, pairs and measured deviation of every contrast of a study's results that has one."""
-    path = directory / RESULTS
-    try:
-        contrasts = json.loads(path.read_bytes())["contrasts"]
-        found = [
-            (_name(one), int(one["summary"]["pairs"]), float(one["summary"]["sd"]))
-            for one in contrasts
-            if one["summary"] is not None
-        ]
-    except FileNotFoundError:
-        raise RunError(f"{path}: missing; `depthroute study run` writes it") from None
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path}: damaged; `depthroute study run` writes it anew") from None
+    results, _ = read_results(directory)
+    found = [
+        (_name(one), int(one["summary"]["pairs"]), float(one["summary"]["sd"]))
+        for one in results["contrasts"]
+        if one["summary"] is not None
+    ]
     if not found:
-        raise RunError(f"{path}: no contrast has two pairs that differ yet, so no deviation is measured")
+        raise RunError(f"{directory / RESULTS}: no contrast has two pairs that differ yet, so no deviation is measured")
     return found
 
 

@@ -16,6 +16,7 @@ from depthroute import config, runs
 from depthroute.study.cells import Planned
 from depthroute.study.dashboard import Dashboard
 from depthroute.study.progress import Clock
+from depthroute.study.seal import write_file
 from depthroute.study.state import check_same_run, forget_failure, reason, record_failure
 from depthroute.train import device
 from depthroute.train.stopping import stop_requests
@@ -105,7 +106,7 @@ def start(run: Planned, slot: int, directory: Path, data_root: Path, lock: int) 
     path.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     forget_failure(run, directory)
-    runs.write_atomic(path, config.dump(run.config).encode())
+    write_file(path, config.dump(run.config).encode())
     arguments = ["train", path, "--run", run.directory(directory), "--data", data_root, "--resume"]
     with log.open("ab") as output:
         return subprocess.Popen(

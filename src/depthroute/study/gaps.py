@@ -108,9 +108,17 @@ def noise(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def noise_floor(repeated: Sequence[Entry], held_out: str) -> float | None:
-    """The largest size of a difference that a repeated run showed on this set; None where none was repeated."""
-    sizes = [abs(entry["difference"][held_out]) for entry in repeated if held_out in entry["difference"]]
+def noise_floor(repeated: Sequence[Entry], contrast: Entry) -> float | None:
+    """The largest size of a difference that a repeat of either arm showed at a contrast's levels and on its set.
+
+    None where no run of the two arms was repeated there.
+    """
+    held_out, arms = contrast["held_out"], (contrast["arm"], contrast["against"])
+    sizes = [
+        abs(entry["difference"][held_out])
+        for entry in repeated
+        if entry["arm"] in arms and entry["levels"] == contrast["levels"] and held_out in entry["difference"]
+    ]
     return max(sizes, default=None)
 
 

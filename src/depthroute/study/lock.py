@@ -22,8 +22,7 @@ def locked(directory: Path, message: Callable[[str], None]) -> Generator[int]:
     handle = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _acquire(handle, directory, message)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        _sign(handle, directory / NAME)
         yield handle
     finally:
         os.close(handle)
@@ -54,6 +53,15 @@ def _acquire(handle: int, directory: Path, message: Callable[[str], None]) -> No
             message("waiting for the workers of a killed study to save and stop")
             told = True
         time.sleep(0.1)
+
+
+def _sign(handle: int, path: Path) -> None:
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+    except OSError as error:
+        # What the system says of a full disk names no file.
+        raise RunError(f"{path}: cannot be written ({error.strerror}); mend it and go on") from error
 
 
 def _try(handle: int) -> bool:

@@ -252,6 +252,11 @@ def _check_held_out(study: Study, run: config.Config) -> None:
             )
     if twice := first_twice([(one.arm, one.against, one.held_out, one.at) for one in planned]):
         raise ConfigError(f"contrasts: arm '{twice[0]}' is compared with '{twice[1]}' on '{twice[2]}' twice")
+    if twice := first_twice([({one.arm, one.against}, one.held_out, one.at) for one in planned]):
+        one, other = sorted(twice[0])
+        raise ConfigError(
+            f"contrasts: '{one}' is compared with '{other}' on '{twice[1]}' in both directions; leave one of them out"
+        )
     if study.tuning is None:
         return
     split = study.tuning.held_out

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from depthroute import config, runs
+from depthroute import config
 from depthroute.data import INDEX, read_index
 from depthroute.data.files import sha256
-from depthroute.errors import ConfigError, RunError
+from depthroute.errors import ConfigError
 from depthroute.model.transformer import Transformer
+from depthroute.study import seal
 from depthroute.study.cells import Planned
 from depthroute.study.detect import power_statement
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs
+from depthroute.study.seal import PREREG, PREREG_FORMAT, Document, read_plan, sealed
 from depthroute.study.tuning import SELECTION, tuning_runs
 from depthroute.train.start import VERSIONS
 
-PREREG, FORMAT = "prereg.json", 1
 METRIC = "NLL, nats a token"
-Document = dict[str, Any]
 
 
 def document(study: Study, data: Path) -> Document:
@@ -40,7 +40,7 @@ def document(study: Study, data: Path) -> Document:
     first = next(iter(cells.values())).config
     planned = contrasts(study)
     body: Document = {
-        "format": FORMAT,
+        "format": PREREG_FORMAT,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "question": study.question,
         "arms": list(study.arms),
@@ -68,32 +68,13 @@ def document(study: Study, data: Path) -> Document:
     return sealed(body)
 
 
-def sealed(body: Mapping[str, Any]) -> Document:
-    """The document with the sha256 of all the rest as its `digest`."""
-    plain = json.loads(json.dumps({key: value for key, value in body.items() if key != "digest"}))
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return {"format": plain["format"], "digest": hashlib.sha256(canonical.encode()).hexdigest(), **plain}
-
-
 def read(directory: Path) -> Document:
     """RunError if there is no plan, or it was edited."""
-    path = directory / PREREG
-    try:
-        written = json.loads(path.read_bytes())
-        digest, content_format = written["digest"], written["format"]
-    except FileNotFoundError:
-        raise RunError(f"{path}: missing; `depthroute study plan` writes it before the first run") from None
-    except (ValueError, TypeError, KeyError):
-        raise RunError(f"{path}: damaged; restore the file, or start the study anew in another --dir") from None
-    if content_format != FORMAT:
-        raise RunError(f"{path}: has format {content_format}, this version reads {FORMAT}; choose another --dir")
-    if sealed(written)["digest"] != digest:
-        raise RunError(f"{path}: was edited after it was written (its digest does not match); restore it")
-    return written
+    return read_plan(directory)
 
 
 def write(plan: Document, directory: Path) -> None:
-    runs.write_atomic(directory / PREREG, json.dumps(plan, indent=2, allow_nan=False).encode() + b"\n")
+    seal.write(directory / PREREG, plan)
 
 
 def planned_study(plan: Mapping[str, Any]) -> Study:
@@ -114,10 +95,15 @@ def decision_rule(planned: Sequence[Contrast], level: float) -> str:
         )
     if margins:
         rule += (
-            f"; else equivalent, if it has a margin and two one-sided t tests at level {level:g} both put the mean "
-            "difference inside it"
+            "; else equivalent, if it has a margin, its t interval does not exclude 0, and two one-sided t tests at "
+            f"level {level:g} both put the mean difference inside the margin"
         )
     rule += "; else undecided."
+    if margins:
+        rule += (
+            " Equivalence tests are not corrected for the number of contrasts: Holm's correction covers claims of a "
+            "direction only."
+        )
     if len(primary) < len(planned):
         rule += " Contrasts that are not primary are described, and called nothing but equivalent or identical."
     return rule

@@ -9,7 +9,6 @@ tuning, power, missing, flagged, provenance     what the numbers rest on
 What the numbers say is worked out in `verdict` and `gaps` from `runs` alone; here they are read.
 """
 
-import json
 import os
 import platform
 import statistics
@@ -21,12 +20,22 @@ from typing import Any
 from depthroute import config, runs
 from depthroute.errors import RunError
 from depthroute.model.cost import training_flops
+from depthroute.study import seal
 from depthroute.study.cells import Planned
 from depthroute.study.progress import last_step
+from depthroute.study.seal import RESULTS, RESULTS_FORMAT
 from depthroute.study.state import state
+from depthroute.study.tuning import read as frozen
 from depthroute.study.verdict import SHARED, judged
 
-RESULTS, TUNING, FORMAT = "results.json", "tuning.json", 2
+SHAPES: dict[str, Any] = {
+    "vocab": int,
+    "parameters": int,
+    "deterministic": bool,
+    "threads": int | None,
+    "versions": dict,
+}
+"""Of a manifest's values; the others are words."""
 DESCRIBED = (*SHARED, "parameters", "impl", "device", "precision", "deterministic", "threads", "versions")
 
 
@@ -42,7 +51,7 @@ def collect(
     flops: dict[str, int] = {}
     entries = [read_run(run, directory, prereg, flops) for run in complete]
     found: dict[str, Any] = {
-        "format": FORMAT,
+        "format": RESULTS_FORMAT,
         **{key: prereg[key] for key in ("question", "baseline", "arms", "seeds", "cross", "level")},
         "runs": entries,
         "contrasts": planned_contrasts(prereg),
@@ -55,7 +64,8 @@ def collect(
 
 
 def save(results: Mapping[str, Any], directory: Path) -> None:
-    runs.write_atomic(directory / RESULTS, json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
+    """Write results.json, sealed."""
+    seal.write(directory / RESULTS, seal.sealed(results))
 
 
 def planned_contrasts(prereg: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -78,11 +88,12 @@ def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[s
     """
     directory = run.directory(study)
     described = runs.manifest(directory)
-    lacking = [key for key in ("config_digest", "vocab", *DESCRIBED) if key not in described]
-    if lacking:
-        raise RunError(f"{directory / runs.MANIFEST}: has no {lacking[0]}; delete the run and run the study again")
+    check_manifest(described, directory)
     if described["config_digest"] != config.digest(run.config):
-        raise RunError(f"{directory}: was trained with another configuration than the study's; choose another --dir")
+        raise RunError(
+            f"{directory}: was trained with another configuration than the study's; "
+            "delete that directory to train it anew, or choose another --dir"
+        )
     events = runs.metrics(directory)
     cell = run.cell
     if cell not in flops:
@@ -107,6 +118,18 @@ def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[s
         **{key: described[key] for key in DESCRIBED},
         "flags": flags(described, prereg, cell),
     }
+
+
+def check_manifest(described: Mapping[str, Any], run: Path) -> None:
+    """RunError names what a manifest lacks, or says in another shape than training writes it."""
+    for key in ("config_digest", "vocab", *DESCRIBED):
+        if key not in described:
+            problem = f"has no {key}"
+        elif not isinstance(described[key], SHAPES.get(key, str)):
+            problem = f"damaged ({key} is {described[key]!r})"
+        else:
+            continue
+        raise RunError(f"{run / runs.MANIFEST}: {problem}; delete {run} and run the study again")
 
 
 def curve(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -159,11 +182,7 @@ def tuning(prereg: Mapping[str, Any], directory: Path) -> dict[str, Any] | None:
     """
     if prereg["tuning"] is None:
         return None
-    path = directory / TUNING
-    try:
-        known: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as error:
-        raise RunError(f"{path}: damaged ({error}); restore it") from None
+    known = frozen(directory)
     untuned: dict[str, Any] = {"grid": {}, "points": [], "selected": {}, "on_edge": [], "tuned": False}
     cells = {cell: {**untuned, **known.get(cell, {})} for cell in prereg["config_digests"]}
     keys = dict.fromkeys(key for entry in cells.values() for key in entry["on_edge"])

@@ -8,6 +8,7 @@ from typing import Any
 from depthroute import config, runs
 from depthroute.errors import RunError
 from depthroute.study.cells import Planned
+from depthroute.study.seal import write_file
 
 STATES = ("finished", "diverged", "failed", "interrupted", "not started")
 # What training says when its numbers are no longer finite.
@@ -34,7 +35,7 @@ def failure(run: Planned, study: Path) -> list[str] | None:
     """The last lines of the log of a run whose process ended by itself without finishing; None without such an end."""
     path = run.failure_file(study)
     try:
-        return list(json.loads(path.read_bytes())["lines"])
+        return [str(line) for line in json.loads(path.read_bytes())["lines"]]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
@@ -43,7 +44,7 @@ def failure(run: Planned, study: Path) -> list[str] | None:
 
 def record_failure(run: Planned, study: Path, exit_code: int, lines: Sequence[str]) -> None:
     content = {"exit_code": exit_code, "lines": list(lines)}
-    runs.write_atomic(run.failure_file(study), json.dumps(content).encode() + b"\n")
+    write_file(run.failure_file(study), json.dumps(content).encode() + b"\n")
 
 
 def forget_failure(run: Planned, study: Path) -> None:
@@ -59,7 +60,10 @@ def check_same_run(run: Planned, study: Path) -> None:
     key = config.first_difference(before, run.config)
     if key is not None:
         there, here = config.value_at(before, key), config.value_at(run.config, key)
-        raise RunError(f"{path}: {key} is {there!r}, but the study says {here!r}; choose another --dir")
+        raise RunError(
+            f"{path}: {key} is {there!r}, but the study says {here!r}; "
+            f"delete {run.directory(study)} alone to train it anew, or choose another --dir"
+        )
 
 
 def progress(plan: Sequence[Planned], study: Path) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def equivalence(differences: Sequence[float], margin: float, level: float = 0.05
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment, in the order given: reject where the adjusted p is at most the level.
+    """Holm's step-down adjustment, in the order given: reject where the adjusted p is below the level.
 
     The family is what was planned. A planned contrast that has no p (identical arms) takes part with p = 1.
     """

@@ -20,6 +20,8 @@ def render(results: Entry) -> str:
                 lines += ["", differences_title(results, levels, name), *columns(rows)]
     if results["noise"]:
         lines += ["", "repeated runs differ from the run itself by (NLL, nats a token):", *columns(repeats(results))]
+    if results["tuning"] is not None:
+        lines += [f"warning: {words}" for words in results["tuning"]["warnings"]]
     if results["flagged"]:
         what = "counted all the same" if results["include_flagged"] else "left out of every number above"
         lines += ["", f"flagged, {what}:"]
@@ -30,9 +32,44 @@ def render(results: Entry) -> str:
 
 
 def verdict_lines(results: Entry) -> list[str]:
-    """One sentence a contrast, the primary ones first and marked."""
+    """One sentence a contrast, the primary ones first and marked; then how the plan was amended."""
     ordered = sorted(results["contrasts"], key=lambda contrast: not contrast["primary"])
-    return [f"{'primary: ' if contrast['primary'] else ''}{contrast['words']}" for contrast in ordered]
+    said = [f"{'primary: ' if contrast['primary'] else ''}{contrast['words']}" for contrast in ordered]
+    return said + amendment_lines(results)
+
+
+def amendment_lines(results: Entry) -> list[str]:
+    """How often the plan was amended and how late; nothing where it never was."""
+    amendments = results["provenance"]["amendments"]
+    if not amendments:
+        return []
+    last = amendments[-1]
+    lines = [f"plan amended {times(len(amendments))}; the last when {when(last)}: {last['why']}"]
+    late = [one for one in amendments if one["runs_finished"]]
+    if any(_rejudges(line) for one in late for line in one["changes"]):
+        lines.append(
+            "warning: contrasts, margins, seeds or the level were changed after runs had finished, so not all "
+            "verdicts were fixed beforehand"
+        )
+    return lines
+
+
+def when(amendment: Entry) -> str:
+    planned = f" of {amendment['runs_planned']}" if "runs_planned" in amendment else ""
+    return f"{amendment['runs_finished']}{planned} runs were finished"
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _rejudges(change: str) -> bool:
+    return change.startswith(("significance", "adds contrast", "removes contrast", "adds seed", "removes seed"))
+
+
+def repeat_words(floor: float) -> str:
+    """What a repeated run showed, for a reader."""
+    return f"a repeat differed by at most {nats(floor, False)}" if floor else "a repeat gave the same bits"
 
 
 def level_sets(results: Entry) -> list[dict[str, str]]:
@@ -61,10 +98,16 @@ def runs_at(results: Entry, levels: Mapping[str, str]) -> list[Entry]:
     return [entry for entry in entries if entry["levels"] == levels and entry["replicate"] == 0]
 
 
+def tuned_on(results: Entry, held_out: str) -> str:
+    """A mark for the set that values were chosen on: what was chosen on a text looks good there."""
+    tuning = results["tuning"]
+    return " (tuned on)" if tuning is not None and tuning["plan"]["held_out"] == held_out else ""
+
+
 def losses_title(results: Entry, levels: Mapping[str, str], held_out: str) -> str:
     judged = [run["held_out"][held_out]["tokens"] for run in runs_at(results, levels) if held_out in run["held_out"]]
     same = f" ({judged[0]:,} tokens, the same for every run)" if judged else ""
-    return f"NLL on {held_out}{at_levels(levels)}, nats a token{same}"
+    return f"NLL on {held_out}{at_levels(levels)}{tuned_on(results, held_out)}, nats a token{same}"
 
 
 def losses(results: Entry, levels: Mapping[str, str], held_out: str) -> Rows:

@@ -1,8 +1,8 @@
 """The tuning of a study: per cell, a grid of values tried on seeds and text that no comparison sees, then frozen.
 
-tuning.json   {"ARM[|FACTOR=LEVEL...]": {"grid": {key: [values]}, "points": [{"values": {key: value}, "by_seed":
-              {seed: NLL or null}, "mean": NLL or null, "failed": words or null}], "selected": {key: value}, "on_edge":
-              [keys], "tuned": true, "digest": of the runs that decided}}
+tuning.json   {"format": 1, "digest": of all the rest, "cells": {"ARM[|FACTOR=LEVEL...]": {"grid": {key: [values]},
+              "points": [{"values": {key: value}, "by_seed": {seed: NLL or null}, "mean": NLL or null, "failed": words
+              or null}], "selected": {key: value}, "on_edge": [keys], "tuned": true, "digest": of what decided}}}
 
 Selected is the point with the lowest mean NLL over the tuning seeds on the tuning split at the end of training; of
 equal ones the first. A point of which a run diverged is kept as failed and never selected.
@@ -17,12 +17,14 @@ from typing import Any
 
 from depthroute import config, runs
 from depthroute.errors import RunError
+from depthroute.study import seal
 from depthroute.study.cells import Planned, cell_name
 from depthroute.study.plan import Study, plan_runs, run_config
 from depthroute.study.spec import TuningSpec
 from depthroute.study.state import failure, reason
 
-TUNING = "tuning.json"
+TUNING, FORMAT = "tuning.json", 1
+ANEW = "delete it and run the study again: the selection is made anew from the tuning runs"
 SELECTION = (
     "the point with the lowest mean NLL over the tuning seeds on the tuning split at the end of training; of equal "
     "ones the first; a point of which a run diverged is never selected"
@@ -53,20 +55,15 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What is frozen so far, by cell; empty before any tuning has ended."""
+    """What is frozen so far, by cell; empty before any tuning has ended. RunError if the file was edited."""
     path = directory / TUNING
-    try:
-        frozen = json.loads(path.read_bytes())
-        _ = [(entry["selected"], entry["points"], entry["digest"]) for entry in frozen.values()]
-        return frozen
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (ValueError, AttributeError, TypeError, KeyError):
-        raise RunError(f"{path}: damaged; delete it, and the selection is made again from its runs") from None
+    return seal.read(path, FORMAT, missing=ANEW, damaged=ANEW, edited=ANEW, outdated=ANEW)["cells"]
 
 
 def write(frozen: Mapping[str, Any], directory: Path) -> None:
-    runs.write_atomic(directory / TUNING, json.dumps(frozen, indent=2, allow_nan=False).encode() + b"\n")
+    seal.write(directory / TUNING, seal.sealed({"format": FORMAT, "cells": frozen}))
 
 
 def planned(study: Study, directory: Path) -> list[Planned]:

@@ -1,7 +1,8 @@
 """What the planned rule says of each contrast, in one careful word and one sentence.
 
 lower, higher   a primary contrast whose t interval excludes 0, also after Holm's correction over the primary ones
-equivalent      two one-sided tests put the difference inside the planned margin: only here stands "no difference"
+equivalent      two one-sided tests put the difference inside the planned margin, and the t interval holds 0: only here
+                stands "no difference"
 undecided       a primary contrast that is neither; the sentence says which effects are excluded
 described       any other contrast that is not primary: its numbers stand there, and no claim
 identical       every difference is exactly zero, and nothing is tested
@@ -119,7 +120,7 @@ def verdict(contrast: Entry, seeds: Sequence[int], level: float) -> str:
     excluded = not untested(contrast) and not summary["low"] <= 0.0 <= summary["high"]
     if contrast["primary"] and excluded and summary["holm_p"] < level:
         return "lower" if summary["mean"] < 0 else "higher"
-    if equivalence is not None and equivalence["equivalent"] and not (excluded and not contrast["primary"]):
+    if equivalence is not None and equivalence["equivalent"] and not excluded:
         return "equivalent"
     return "undecided" if contrast["primary"] else "described"
 
@@ -155,13 +156,15 @@ def words(contrast: Entry, seeds: Sequence[int], level: float) -> str:
 
 def doubts(contrast: Entry) -> list[str]:
     """What an undecided contrast rules out and what it could not have seen."""
-    summary, margin = contrast["summary"], contrast["margin"]
+    summary, margin, equivalence = contrast["summary"], contrast["margin"], contrast["equivalence"]
     if untested(contrast):
         return ["the differences have no spread, so nothing can be tested"]
     found = [f"effects above {nats(max(abs(summary['low']), abs(summary['high'])), sign=False)} nats are excluded"]
     if not summary["low"] <= 0.0 <= summary["high"]:
         found.append("the interval excludes 0, but not after Holm's correction over the primary contrasts")
-    if margin is not None:
+    if equivalence is not None and equivalence["equivalent"]:
+        found.append(f"inside the planned margin of {margin:g} all the same by two one-sided tests")
+    elif margin is not None:
         found.append(f"equivalence at the planned margin of {margin:g} is not shown")
     if contrast["under_powered"]:
         least = nats(contrast["detectable"], sign=False)
