@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -82,15 +83,15 @@ def test_equal_seeds_start_from_equal_losses_and_others_do_not(folder: Path) -> 
 def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder: Path) -> None:
     study, place = folder / "study.yaml", folder / "broken"
 
-    def start_and(signal_number: int) -> tuple[int, str, str]:
-        """Begin or go on, and send the signal when a run that has just been taken up is at work."""
-        before = steps_done(place)
+    def start_and(signal_number: int, most: int) -> tuple[int, str, str]:
+        """Begin or go on, and send the signal after a random number of further steps, up to `most`."""
+        moment = steps_done(place) + random.randint(1, most)
         process = subprocess.Popen(
             command("study", "run", study, "--dir", place), cwd=folder, env=shell(),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         deadline = time.monotonic() + 60
-        while steps_done(place) < before + 8:
+        while steps_done(place) < moment:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -98,7 +99,7 @@ def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder
         printed, errors = process.communicate(timeout=60)
         return process.returncode, printed, errors
 
-    code, printed, errors = start_and(signal.SIGINT)
+    code, printed, errors = start_and(signal.SIGINT, most=12)
     assert code == 130
     assert printed == "0 runs are complete, 4 are not\n", "a stop prints the state and no empty tables"
     assert "saves a checkpoint" in errors or "save a checkpoint" in errors
@@ -107,7 +108,7 @@ def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder
     assert any((place / "runs").glob("*/3/checkpoints/*"))
     assert not held(place)
 
-    code, _, _ = start_and(signal.SIGKILL)
+    code, _, _ = start_and(signal.SIGKILL, most=40)
     assert code == -signal.SIGKILL
     deadline = time.monotonic() + 30
     while held(place):
