@@ -153,7 +153,7 @@ def write_row_groups(folder: Path, megabytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("write", "small", "large", "growth"),
-    [(write_text, 15, 150, 13), (write_lines, 10, 50, 20), (write_row_groups, 10, 50, 20)],
+    [(write_text, 15, 150, 13), (write_lines, 10, 50, 10), (write_row_groups, 10, 50, 20)],
 )
 def test_memory_does_not_grow_with_the_text(
     tmp_path: Path, write: Callable[[Path, int], None], small: int, large: int, growth: int

@@ -14,7 +14,7 @@ from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, DataError, RunError
 from depthroute.model.transformer import ModelConfig, Transformer
 from depthroute.presets import PRESETS
-from depthroute.train.device import computes_bf16
+from depthroute.train.device import computes_bf16, enough_memory
 from depthroute.train.evaluate import evaluation_steps
 from depthroute.train.losses import losses, micro_batches
 
@@ -279,3 +279,13 @@ def test_a_run_that_no_machine_can_hold_is_refused_before_it_is_built(folder, ch
     with pytest.raises(ConfigError, match=f"GiB of memory at the least, and cpu has .*; lower {what}"):
         training.trained(folder, "huge", **changes)
     assert not (folder / "huge" / "manifest.json").exists()
+
+
+def test_memory_that_is_not_there_is_one_line_and_other_errors_pass(tmp_path):
+    with (
+        pytest.raises(RunError, match=f"{tmp_path}: there is not enough memory; lower batch or length"),
+        enough_memory(tmp_path),
+    ):
+        torch.empty(1 << 50, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="size of tensor"), enough_memory(tmp_path):
+        torch.zeros(2) + torch.zeros(3)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -36,8 +37,8 @@ def name(device: torch.device) -> str:
 def check_memory(config: Config, vocab: int, device: torch.device) -> None:
     """ConfigError if even the least that training needs is more than the device has.
 
-    The least is four fp32 numbers for a weight of the layers and the embedding (itself, its gradient, what the
-    optimizer keeps) and three for a logit (itself, its probability, its gradient). Activations come on top.
+    The least is three fp32 numbers for a weight of the layers and the embedding (itself, its gradient, its momentum)
+    and two for a logit (itself, its gradient). Activations come on top, and another moment where AdamW trains.
     """
     shape = config.model
     heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_width
@@ -45,12 +46,24 @@ def check_memory(config: Config, vocab: int, device: torch.device) -> None:
     logits = config.batch // config.accumulation * config.length * vocab
     on_gpu = device.type == "cuda"
     has = torch.cuda.mem_get_info()[1] if on_gpu else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for needed, what in ((16 * weights, "the model's size"), (12 * logits, "batch or length, or raise accumulation")):
+    for needed, what in ((12 * weights, "the model's size"), (8 * logits, "batch or length, or raise accumulation")):
         if needed > has:
             raise ConfigError(
                 f"this needs {needed / 2**30:,.0f} GiB of memory at the least, and {device.type} has "
                 f"{has / 2**30:,.0f}; lower {what}"
             )
+
+
+@contextmanager
+def enough_memory(run: Path) -> Iterator[None]:
+    """RunError of one line where torch gets no memory for what the run wants."""
+    try:
+        yield
+    except RuntimeError as error:
+        # On a CPU torch raises a bare RuntimeError.
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise RunError(f"{run}: there is not enough memory; lower batch or length, or raise accumulation") from error
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def train(config: Config, run: Path, data_root: Path, *, resume: bool = False, v
         data = Dataset.open(build(config.data, data_root, progress.building))
         for part in data.parts.values():
             windows_of(part, config.length)  # A part too short to evaluate is found now, not at the end.
-        with devices.numerics(config), stop_requests() as stop:
+        with devices.numerics(config), devices.enough_memory(run), stop_requests() as stop:
             model = start.build_model(config, data.vocab, device)
             start.record(run, config, model, data, device)
             Training(config, run, model, data, progress, stop).finish()
