@@ -63,6 +63,14 @@ class State(NamedTuple):
     """Emitted keys, summed like the values; empty where keys are taken from the values."""
 
 
+class Visible(NamedTuple):
+    """The arguments of `attend` at one site, but for its queries."""
+
+    keys: Sequence[Float[Tensor, "*token rank"]] | None
+    values: Sequence[Float[Tensor, "*token width"]]
+    prior: Sequence[float] | None
+
+
 @final
 class AttentionResidual(Residual[State]):
     """See the module's docstring for the equation."""
@@ -90,12 +98,16 @@ class AttentionResidual(Residual[State]):
     def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
         if site == 0:
             return state.values
+        return self.reads[str(site)](*self.visible(state, site))
+
+    def visible(self, state: State, site: int) -> Visible:
+        """What can be read at the site: keys, values and prior as `attend` takes them."""
         counts = self.layout.counts[site]
         values: Sequence[Tensor] = state.values
         if self.config.alpha != 0:
             values = [value * count**-self.config.alpha for value, count in zip(values, counts, strict=True)]
         prior = [self.config.beta * math.log(count) for count in counts] if self.config.beta != 0 else None
-        return self.reads[str(site)](self.keys(state, values), values, prior)
+        return Visible(self.keys(state, values), values, prior)
 
     def keys(self, state: State, values: Sequence[Tensor]) -> Sequence[Tensor] | None:
         """What `attend` scores; None says: the last coordinates of the values."""
