@@ -36,14 +36,14 @@ def config(residual: dict[str, Any], **changes: Any) -> ModelConfig:
     return ModelConfig.parse(shape | {"init_std": 0.3, "embedding_std": 1.0, "residual": residual} | changes)
 
 
-def initial(residual: dict[str, Any], seed: int = 0, **changes: Any) -> Transformer:
-    """A network in fp64 as it starts: queries zero."""
-    return Transformer(config(residual, **changes)).initialise(seed).double()
+def initial(residual: dict[str, Any], seed: int = 0, computed: Any = None, **changes: Any) -> Transformer:
+    """A network in fp64 as it starts: queries zero. `computed` says how, as the Transformer takes it."""
+    return Transformer(config(residual, **changes), **(computed or {})).initialise(seed).double()
 
 
-def moved(residual: dict[str, Any], seed: int = 0, **changes: Any) -> Transformer:
+def moved(residual: dict[str, Any], seed: int = 0, computed: Any = None, **changes: Any) -> Transformer:
     """A network in fp64 none of whose parameters stands where it started."""
-    model = initial(residual, seed, **changes)
+    model = initial(residual, seed, computed, **changes)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in model.parameters():

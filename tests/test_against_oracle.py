@@ -24,16 +24,27 @@ def assert_equal_forward_and_gradients(model: torch.nn.Module, documents: torch.
 
 
 @pytest.mark.parametrize("residual", EVERY, ids=describe)
-@pytest.mark.parametrize("gain", [False, True], ids=["gainless", "gain"])
-def test_every_combination_equals_the_oracle_forward_and_in_every_gradient(residual, gain):
-    assert_equal_forward_and_gradients(moved(residual | {"gain": gain}))
+@pytest.mark.parametrize(
+    ("gain", "computed"),
+    [
+        (False, {"impl": "reference", "reads": "direct"}),
+        (True, {"impl": "reference", "reads": "direct"}),
+        (True, {"impl": "native", "reads": "direct"}),
+        (True, {"impl": "native", "reads": "two_phase"}),
+    ],
+    ids=["gainless", "gain", "native", "native in two phases"],
+)
+def test_every_combination_equals_the_oracle_forward_and_in_every_gradient(residual, gain, computed):
+    assert_equal_forward_and_gradients(moved(residual | {"gain": gain}, computed=computed))
 
 
 @pytest.mark.parametrize("keys", KEYS, ids=describe)
 @pytest.mark.parametrize("routes", ROUTES)
 @pytest.mark.parametrize("scaling", [{"alpha": 0.5}, {"beta": 0.7}, {"alpha": 1.0, "beta": 1.0}], ids=describe)
 def test_summary_scaling_equals_the_oracle_forward_and_in_every_gradient(keys, routes, scaling):
-    assert_equal_forward_and_gradients(moved(attnres({"blocks": 2}, keys, routes, **scaling)))
+    assert_equal_forward_and_gradients(
+        moved(attnres({"blocks": 2}, keys, routes, **scaling), computed={"reads": "two_phase"})
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from depthroute.model.transformer import Transformer
 NAMED = [{"name": name} for name in residuals.names()]
 PRESETS = [presets.residual(name, rank=4 if preset.rank else None) for name, preset in presets.PRESETS.items()]
 EVERY = pytest.mark.parametrize("raw", [*NAMED, *PRESETS], ids=[*residuals.names(), *presets.PRESETS])
+PHASES = pytest.mark.parametrize("two_phase", [False, True], ids=["direct", "two phases"])
 
 
 def tensors(state: object) -> list[torch.Tensor]:
@@ -35,15 +36,17 @@ def walk(residual: residuals.Residual, dtype: torch.dtype):
 
 
 @EVERY
-def test_a_state_is_an_immutable_tuple_of_tensors_in_the_embeddings_dtype(raw):
-    residual = residuals.parse(raw).build(WIDTH, LAYERS, "auto")
+@PHASES
+def test_a_state_is_an_immutable_tuple_of_tensors_in_the_embeddings_dtype(raw, two_phase):
+    residual = residuals.parse(raw).build(WIDTH, LAYERS, "auto", two_phase)
     for _, state, _ in walk(residual, torch.bfloat16):
         assert {tensor.dtype for tensor in tensors(state)} == {torch.float32}
 
 
 @EVERY
-def test_a_site_is_fed_one_two_or_three_tensors_of_the_models_width(raw):
-    residual = residuals.parse(raw).build(WIDTH, LAYERS, "auto")
+@PHASES
+def test_a_site_is_fed_one_two_or_three_tensors_of_the_models_width(raw, two_phase):
+    residual = residuals.parse(raw).build(WIDTH, LAYERS, "auto", two_phase)
     for site, _, fed in walk(residual, torch.float32):
         assert isinstance(fed, tuple)
         assert 1 <= len(fed) <= (3 if site % 2 == 0 and site < 2 * LAYERS else 1)
@@ -51,8 +54,9 @@ def test_a_site_is_fed_one_two_or_three_tensors_of_the_models_width(raw):
 
 
 @EVERY
-def test_writing_leaves_the_earlier_state_as_it_was(raw):
-    residual = residuals.parse(raw).build(WIDTH, LAYERS, "auto")
+@PHASES
+def test_writing_leaves_the_earlier_state_as_it_was(raw, two_phase):
+    residual = residuals.parse(raw).build(WIDTH, LAYERS, "auto", two_phase)
     kept = []
     for _, state, _ in walk(residual, torch.float32):
         kept.append(([tensor.clone() for tensor in tensors(state)], tensors(state)))

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from depthroute.data.config import DataConfig
 from depthroute.errors import ConfigError
-from depthroute.model.transformer import ModelConfig
+from depthroute.model.transformer import ModelConfig, Reads, Recompute
 from depthroute.ops import resolve
 from depthroute.presets import expand_model
 from depthroute.schema import Schema
@@ -118,6 +118,12 @@ class Config(Schema):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     impl: str = "auto"
     """Of the depth reads; `auto` is resolved when the model is built."""
+    reads: Reads = "auto"
+    """All sources of a site at once, or a block's finished ones ahead; `auto` is resolved when the model is built."""
+    compile: bool = False
+    """Whether torch.compile makes each sublayer one piece."""
+    recompute: Recompute = "none"
+    """What backward computes again instead of keeping it: nothing, each layer or each block."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Of the CPU; null for torch's choice."""
     deterministic: bool = True

@@ -21,6 +21,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
 ) -> None:
     """Train a model into a run directory. Stopped or killed, the same command with --resume goes on."""
+    from depthroute import launch
+
+    launch.with_allocator()
     from depthroute import runs
     from depthroute.config import load
     from depthroute.train.loop import train as train_run

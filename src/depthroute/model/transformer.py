@@ -9,19 +9,22 @@ It asks the residual for each sublayer's input, norms it, and hands the sublayer
 RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part that is Llama's has Llama's name.
 """
 
-from collections.abc import Iterator
-from typing import Any, final
+import functools
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
 from depthroute.errors import ArgumentError, ConfigError
 from depthroute.model import init
 from depthroute.model.rotary import angles
-from depthroute.model.sublayers import Attention, Context, Mlp
+from depthroute.model.sublayers import Attention, Context, Mlp, Output
 from depthroute.ops import resolve
 from depthroute.residuals import AnyResidual, Residual
 from depthroute.schema import Schema
@@ -101,17 +104,43 @@ class Layer(nn.Module):
         self.mlp = Mlp(config.width, config.hidden, key_rank=key_rank)
 
 
+Reads = Literal["auto", "direct", "two_phase"]
+Recompute = Literal["none", "layer", "block"]
+
+
 @final
 class Transformer(nn.Module):
-    """See the module's docstring. `impl` names the implementation of the depth reads; `auto` is resolved here, once."""
+    """See the module's docstring. The other arguments say how it is computed, and change no result beyond rounding.
 
-    def __init__(self, config: ModelConfig, impl: str = "auto") -> None:
+    Args:
+        impl: implementation of the depth reads; `auto` is resolved here, once.
+        reads: a site reads all its sources at once (`direct`), or a block's sites read the finished ones together, when
+            the block before has ended (`two_phase`); `auto` is resolved here, once.
+        compile: whether torch.compile makes each sublayer, with its norm, one piece. Layers share the compiled code.
+        recompute: what backward computes again instead of keeping it: nothing, each layer, or each of the residual's
+            blocks.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        impl: str = "auto",
+        *,
+        reads: Reads = "auto",
+        compile: bool = False,
+        recompute: Recompute = "none",
+    ) -> None:
         super().__init__()
         if config.vocab is None:
             raise ConfigError("model.vocab: not set; give it, or train with a tokenizer that sets it")
         self.config, self.impl = config, resolve(impl)
+        self.reads: Reads = "direct" if reads == "auto" else reads
+        self.compute = compiled_part() if compile else part
+        self.recompute: Recompute = recompute
         self.embed_tokens = nn.Embedding(config.vocab, config.width)
-        self.residual: Residual[Any] = config.residual.build(config.width, config.layers, self.impl)
+        self.residual: Residual[Any] = config.residual.build(
+            config.width, config.layers, self.impl, self.reads == "two_phase"
+        )
         self.layers = nn.ModuleList([Layer(config, self.residual.key_rank) for _ in range(config.layers)])
         self.norm = norm(config)
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
@@ -128,12 +157,30 @@ class Transformer(nn.Module):
         embedding = self.embed_tokens(tokens)
         context = self.context(embedding, documents)
         state = self.residual.start(embedding)
-        for site, (site_norm, sublayer) in enumerate(self.sublayers()):
-            inputs = tuple(site_norm(mixed) for mixed in self.residual.read(state, site))
-            state = self.residual.write(state, site, *sublayer(inputs, context))
+        for sites in self.spans():
+            again = self.recompute != "none" and torch.is_grad_enabled()
+            state = (
+                checkpoint(self.advance, state, sites, context, use_reentrant=False)
+                if again
+                else self.advance(state, sites, context)
+            )
         (readout,) = self.residual.read(state, 2 * self.config.layers)
         normed = self.norm(readout)
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
+
+    def advance(self, state: Any, sites: range, context: Context) -> Any:
+        """The state after the sublayers of these sites."""
+        sublayers = list(self.sublayers())
+        for site in sites:
+            value, key = self.compute(*sublayers[site], self.residual.read(state, site), context)
+            state = self.residual.write(state, site, value, key)
+        return state
+
+    def spans(self) -> list[range]:
+        """Runs of sites that are kept, or computed again, as a whole."""
+        sites = 2 * self.config.layers
+        starts = sorted(self.residual.opens) if self.recompute == "block" else range(0, sites, 2)
+        return [range(start, stop) for start, stop in pairwise([*starts, sites])]
 
     def sublayers(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """Every sublayer with its PreNorm, in the order of the sites."""
@@ -159,6 +206,21 @@ class Transformer(nn.Module):
         init.initialise(self, seed, self.config.width, stds, self.config.init_std)
         self.residual.reset_parameters()
         return self
+
+
+# At most: each kind of sublayer, fed one, two or three mixtures, with gradients and without, of two shapes.
+GRAPHS = 32
+
+
+def part(site_norm: nn.Module, sublayer: nn.Module, mixed: tuple[Tensor, ...], context: Context) -> Output:
+    """A sublayer with its PreNorm, which every route shares."""
+    return sublayer(tuple(site_norm(one) for one in mixed), context)
+
+
+@functools.cache
+def compiled_part() -> Callable[..., Output]:
+    """One for all models: layers that are alike share its graphs. The compiler is not even imported before."""
+    return torch.compile(part, recompile_limit=GRAPHS)
 
 
 def norm(config: ModelConfig) -> nn.RMSNorm:

@@ -4,33 +4,56 @@
     merge    joins two reads of disjoint sources into the read of their union
 
 `reference.py` is the specification, in plain torch; every other implementation is a file beside it with the same two
-functions, checked against it. Only this package names implementations.
+functions, checked against it:
+
+    compiled   torch.compile, a few sources at a time, for any device
+    native     C++, one pass over the sources of a token, for a CPU
+
+Only this package names implementations.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import reference
+from depthroute.ops import compiled, native, reference
+from depthroute.ops.building import compiler
 from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
-__all__ = ["IMPLEMENTATIONS", "Attended", "attend", "merge", "resolve"]
+__all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "available", "calls", "merge", "resolve"]
 
-IMPLEMENTATIONS = {"reference": reference}
+IMPLEMENTATIONS = {"reference": reference, "compiled": compiled, "native": native}
+SPECIFICATION = "reference"
+
+calls: Counter[str] = Counter()
+"""How often each implementation has read, counted where it is not being traced."""
 
 
-def resolve(impl: str) -> str:
-    """The implementation that `impl` stands for. `auto` is the reference until another is measured to be faster."""
+def resolve(impl: str, device: torch.device | None = None) -> str:
+    """The implementation that `impl` stands for on a device (the default device unless given).
+
+    `auto` is what benchmarks/README.md measured to be fastest: on a CPU `native`, or `reference` where there is no C++
+    compiler; elsewhere `compiled`. ArgumentError if there is none of this name.
+    """
     if impl == "auto":
-        return "reference"
+        on_gpu = (device or torch.get_default_device()).type not in ("cpu", "meta")
+        return "compiled" if on_gpu else "native" if compiler() else "reference"
     if impl not in IMPLEMENTATIONS:
         choices = ("auto", *IMPLEMENTATIONS)
         raise ArgumentError(f"impl: '{impl}' is not available in this version {nearest(impl, choices)}")
     return impl
+
+
+def available() -> list[str]:
+    """Implementations that run on this machine's default device."""
+    on_cpu = torch.get_default_device().type == "cpu"
+    return [name for name in IMPLEMENTATIONS if name != "native" or (on_cpu and compiler())]
 
 
 def attend(
@@ -38,6 +61,7 @@ def attend(
     keys: Sequence[Float[Tensor, "*token rank"]] | None,
     values: Sequence[Float[Tensor, "*token width"]],
     prior: Sequence[float] | Float[Tensor, " source"] | None = None,
+    before: Attended | None = None,
     *,
     eps: float,
     gain: Float[Tensor, " rank"] | None = None,
@@ -54,6 +78,7 @@ def attend(
         keys: one tensor a source, or None: the last `rank` coordinates of each value (the whole value if rank = width).
         values: one tensor a source, all of one shape, dtype and device.
         prior: one number a source, added to its logit (in nats); None adds nothing.
+        before: what the same queries read of other sources: the result is the read of all of them.
         eps: added to the mean square of a key before the root.
         gain: learned gain of the key norm, shared by the queries.
         impl: which implementation computes it.
@@ -65,8 +90,9 @@ def attend(
         ArgumentError: no source; shapes, dtypes or devices that do not fit; rank above width; eps not finite. Queries,
             gain and prior may be fp32 whatever the values are, but fp64 only where the values are.
     """
-    check_attend(queries, keys, values, prior, eps, gain)
-    return IMPLEMENTATIONS[resolve(impl)].attend(queries, keys, values, prior, eps=eps, gain=gain)
+    check_attend(queries, keys, values, prior, before, eps, gain)
+    chosen = counted(resolve(impl, values[0].device))
+    return IMPLEMENTATIONS[chosen].attend(queries, keys, values, prior, before, eps=eps, gain=gain)
 
 
 def merge(first: Attended, second: Attended, *, impl: str = "auto") -> Attended:
@@ -80,4 +106,10 @@ def merge(first: Attended, second: Attended, *, impl: str = "auto") -> Attended:
         ArgumentError: reads of different queries, tokens, widths, dtypes or devices; an lse below fp32.
     """
     check_merge(first, second)
-    return IMPLEMENTATIONS[resolve(impl)].merge(first, second)
+    return IMPLEMENTATIONS[counted(resolve(impl, first.mixed.device))].merge(first, second)
+
+
+def counted(impl: str) -> str:
+    if not torch.compiler.is_compiling():
+        calls[impl] += 1
+    return impl

@@ -15,6 +15,7 @@ def check_attend(
     keys: Sequence[Tensor] | None,
     values: Sequence[Tensor],
     prior: Sequence[float] | Tensor | None,
+    before: Attended | None,
     eps: float,
     gain: Tensor | None,
 ) -> None:
@@ -47,6 +48,8 @@ def check_attend(
         raise ArgumentError(f"eps: {eps} must be finite and not negative")
     if gain is not None and tuple(gain.shape) != (rank,):
         raise ArgumentError(f"gain: shape {shape(gain)}; the queries' rank asks for [{rank}]")
+    if before is not None:
+        check_before(before, queries, values[0])
     others = {"queries": queries, "gain": gain, "prior": prior, "keys": keys[0] if keys is not None else None}
     for name, tensor in others.items():
         if isinstance(tensor, Tensor):
@@ -71,6 +74,25 @@ def check_prior(prior: Sequence[float] | Tensor | None, sources: int) -> None:
         raise ArgumentError(f"prior: {list(prior)}; every number must be finite, or -inf to hide its source")
 
 
+def check_before(before: Attended, queries: Tensor, value: Tensor) -> None:
+    expected = (queries.shape[0], *value.shape)
+    for name, tensor, sizes in (("mixed", before.mixed, expected), ("lse", before.lse, expected[:-1])):
+        if tuple(tensor.shape) != sizes:
+            raise ArgumentError(
+                f"before.{name}: shape {shape(tensor)}; these queries and values need {shape_of(sizes)}"
+            )
+        if tensor.device != value.device:
+            raise ArgumentError(f"before.{name}: on {tensor.device}, but the values are on {value.device}")
+    if before.mixed.dtype != value.dtype:
+        raise ArgumentError(f"before.mixed: dtype {before.mixed.dtype}, but the values have {value.dtype}; cast one")
+    check_lse(before.lse)
+
+
+def check_lse(lse: Tensor) -> None:
+    if lse.dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"lse: dtype {lse.dtype} is too coarse to join reads; keep it in fp32, as attend does")
+
+
 def check_merge(first: Attended, second: Attended) -> None:
     check_alike("mixed", (first.mixed, second.mixed))
     check_alike("lse", (first.lse, second.lse))
@@ -78,10 +100,7 @@ def check_merge(first: Attended, second: Attended) -> None:
         raise ArgumentError(f"lse: shape {shape(first.lse)} does not belong to mixtures of shape {shape(first.mixed)}")
     if first.lse.device != first.mixed.device:
         raise ArgumentError(f"lse: on {first.lse.device}, but the mixtures are on {first.mixed.device}")
-    if first.lse.dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(
-            f"lse: dtype {first.lse.dtype} is too coarse to join reads; keep it in fp32, as attend does"
-        )
+    check_lse(first.lse)
 
 
 def check_alike(name: str, tensors: Sequence[Tensor]) -> None:

@@ -23,6 +23,7 @@ def attend(
     keys: Sequence[Float[Tensor, "*token rank"]] | None,
     values: Sequence[Float[Tensor, "*token width"]],
     prior: Sequence[float] | Float[Tensor, " source"] | None,
+    before: Attended | None,
     *,
     eps: float,
     gain: Float[Tensor, " rank"] | None,
@@ -40,7 +41,8 @@ def attend(
         mixed = first * values[0].to(inside)
         for weight, value in zip(weights, values[1:], strict=True):
             mixed = torch.addcmul(mixed, weight, value.to(inside))
-        return Attended(mixed.to(values[0].dtype), torch.logsumexp(z, dim=0))
+        read = Attended(mixed.to(values[0].dtype), torch.logsumexp(z, dim=0))
+        return read if before is None else merge(before, read)
 
 
 def score(query: Float[Tensor, "query rank"], key: Float[Tensor, "*token rank"], eps: float) -> Tensor:

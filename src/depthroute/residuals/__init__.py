@@ -42,6 +42,9 @@ class Residual(nn.Module, ABC, Generic[State]):
     key_rank: int
     """Rows that each sublayer's output projection computes beside its value: the rank of emitted keys, 0 for none."""
 
+    opens: frozenset[int]
+    """The sites at which a block begins: where a model may be cut into parts that are computed again in backward."""
+
     @abstractmethod
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
         """The state before the first sublayer."""
@@ -73,8 +76,11 @@ class ResidualConfig(Schema, ABC):
     """A concrete config has a field `name`, the name of its module."""
 
     @abstractmethod
-    def build(self, width: int, layers: int, impl: str) -> Residual[Any]:
-        """The residual of a model of this width (coordinates of a value) and this many layers."""
+    def build(self, width: int, layers: int, impl: str, two_phase: bool) -> Residual[Any]:
+        """The residual of a model of this width (coordinates of a value) and this many layers.
+
+        `impl` computes its reads, all of a site's at once or, `two_phase`, the finished sources ahead.
+        """
 
 
 def names() -> list[str]:

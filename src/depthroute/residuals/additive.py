@@ -21,6 +21,10 @@ class State(NamedTuple):
 class Additive(Residual[State]):
     key_rank = 0
 
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.opens = frozenset(range(0, 2 * layers, 2))
+
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
         return State(embedding)
 
@@ -47,5 +51,5 @@ class Additive(Residual[State]):
 class Config(ResidualConfig):
     name: Literal["additive"] = "additive"
 
-    def build(self, width: int, layers: int, impl: str) -> Additive:
-        return Additive()
+    def build(self, width: int, layers: int, impl: str, two_phase: bool) -> Additive:
+        return Additive(layers)

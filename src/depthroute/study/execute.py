@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from depthroute import config, runs
+from depthroute.launch import ALLOCATOR
 from depthroute.study.cells import Planned
 from depthroute.study.dashboard import Dashboard
 from depthroute.study.progress import Clock
@@ -23,13 +24,6 @@ from depthroute.train.stopping import stop_requests
 
 POLL_SECONDS = 0.2
 LOG_LINES = 5
-# Otherwise glibc hands every large tensor back to the system and asks for it again, at each call.
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(32 * 2**30),
-    "MALLOC_TOP_PAD_": str(256 * 2**20),
-}
-
 Process = subprocess.Popen[bytes]
 
 

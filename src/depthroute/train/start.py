@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from depthroute import config as configuration
-from depthroute import runs
+from depthroute import launch, runs
 from depthroute.config import Config
 from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, RunError
@@ -44,7 +44,9 @@ def build_model(config: Config, vocab: int, device: torch.device) -> Transformer
     devices.check_memory(config, given or vocab, device)
     model_config = config.model if given is not None else config.model.model_copy(update={"vocab": vocab})
     with device:
-        model = Transformer(model_config, config.impl)
+        model = Transformer(
+            model_config, config.impl, reads=config.reads, compile=config.compile, recompute=config.recompute
+        )
     return model.initialise(config.seed)
 
 
@@ -67,17 +69,22 @@ def describe(config: Config, model: Transformer, data: Dataset, device: torch.de
         "vocab": model.config.vocab,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "impl": model.impl,
+        "reads": model.reads,
         "device": devices.name(device),
         "precision": config.precision,
         "deterministic": config.deterministic,
         "threads": torch.get_num_threads(),
+        "allocator": launch.allocator(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
     }
 
 
 def compare(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """RunError unless the run goes on under the very conditions it began with, as its bits depend on them all."""
-    then, here = configuration.flatten(before), configuration.flatten(now)
+    """RunError unless the run goes on under the very conditions it began with.
+
+    Its bits depend on all of them but the allocator, which decides nothing but speed.
+    """
+    then, here = (configuration.flatten({**manifest, "allocator": None}) for manifest in (before, now))
     key = next((key for key in {**then, **here} if then.get(key) != here.get(key)), None)
     if key is not None:
         raise RunError(

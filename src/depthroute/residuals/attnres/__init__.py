@@ -13,6 +13,9 @@ independent choices give every system of the papers, each in a file of its own:
 Residuals*, arXiv 2608.01075. A block's value may be scaled, c^-alpha * sum, and preferred, prior = beta log c, with c
 the number of summed outputs (the low-rank paper's code). Queries start at zero: every read is then the mean of its
 sources, and with alpha = beta, as in every paper's own system, the network is the PreNorm network.
+
+Queries do not depend on activations. So the reads of a block may be taken in two phases: when a block ends, every site
+of the next one reads the finished sources, each of which is then fetched once; later each site adds the live sum.
 """
 
 import math
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from depthroute.errors import ConfigError
+from depthroute.ops import Attended, attend
 from depthroute.residuals import ReadFlops, Residual, ResidualConfig
 from depthroute.residuals.attnres.keys import AnyKeys, Value
 from depthroute.residuals.attnres.routes import Read, Route, read_class
@@ -51,8 +55,8 @@ class Config(ResidualConfig):
             raise ConfigError("alpha and beta scale block sums, but with sources 'full' every source is one output")
         return self
 
-    def build(self, width: int, layers: int, impl: str) -> "AttentionResidual":
-        return AttentionResidual(self, width, layers, impl)
+    def build(self, width: int, layers: int, impl: str, two_phase: bool) -> "AttentionResidual":
+        return AttentionResidual(self, width, layers, impl, two_phase)
 
 
 class State(NamedTuple):
@@ -61,6 +65,8 @@ class State(NamedTuple):
     values: tuple[Float[Tensor, "*token width"], ...]
     keys: tuple[Float[Tensor, "*token rank"], ...]
     """Emitted keys, summed like the values; empty where keys are taken from the values."""
+    ahead: tuple[Attended, ...] = ()
+    """What the sites of this block read of the finished sources, in order; empty where they read all at once."""
 
 
 class Visible(NamedTuple):
@@ -70,12 +76,17 @@ class Visible(NamedTuple):
     values: Sequence[Float[Tensor, "*token width"]]
     prior: Sequence[float] | None
 
+    def last(self) -> "Visible":
+        """Nothing but the newest source."""
+        keys = None if self.keys is None else self.keys[-1:]
+        return Visible(keys, self.values[-1:], None if self.prior is None else self.prior[-1:])
+
 
 @final
 class AttentionResidual(Residual[State]):
     """See the module's docstring for the equation."""
 
-    def __init__(self, config: Config, width: int, layers: int, impl: str) -> None:
+    def __init__(self, config: Config, width: int, layers: int, impl: str, two_phase: bool) -> None:
         super().__init__()
         if layers < 2 and config.routes != "shared":
             raise ConfigError(f"routes '{config.routes}' need 2 layers: the first attention reads the embedding alone")
@@ -83,6 +94,8 @@ class AttentionResidual(Residual[State]):
         self.config, self.width, self.rank = config, width, rank
         self.key_rank = rank if config.keys.emitted else 0
         self.layout = Layout(config.sources, layers)
+        self.opens = self.layout.opens
+        self.impl, self.two_phase = impl, two_phase
         self.reads = nn.ModuleDict()
         for site in range(1, 2 * layers + 1):  # site 0 has one source: the read is the source, and owns no query
             kind = read_class(config.routes, site, layers)
@@ -98,7 +111,17 @@ class AttentionResidual(Residual[State]):
     def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
         if site == 0:
             return state.values
-        return self.reads[str(site)](*self.visible(state, site))
+        read, visible = self.at(site), self.visible(state, site)
+        if not state.ahead:
+            return read(*visible)
+        block = self.layout.block(site)
+        before = state.ahead[site - block.start]
+        if site == block.start:
+            return read.feed(before.mixed)
+        return read(*visible.last(), before)
+
+    def at(self, site: int) -> Read:
+        return cast(Read, self.reads[str(site)])
 
     def visible(self, state: State, site: int) -> Visible:
         """What can be read at the site: keys, values and prior as `attend` takes them."""
@@ -125,9 +148,24 @@ class AttentionResidual(Residual[State]):
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
         dtype, opens = state.values[0].dtype, site in self.layout.opens
-        return State(
-            with_output(state.values, (value.to(dtype),), opens), with_output(state.keys, self.emit(key, dtype), opens)
-        )
+        values = with_output(state.values, (value.to(dtype),), opens)
+        keys = with_output(state.keys, self.emit(key, dtype), opens)
+        if site + 1 not in self.opens:
+            return State(values, keys, state.ahead)
+        return self.look_ahead(State(values, keys), self.layout.block(site + 1))
+
+    def look_ahead(self, state: State, block: range) -> State:
+        """The state in which the block's sites have read the finished sources, if reads are to be taken in two phases.
+
+        A block of one site has nothing to share.
+        """
+        if not self.two_phase or len(block) == 1:
+            return state
+        queries = [self.at(site).scoring() for site in block]
+        read = attend(torch.cat(queries), *self.visible(state, block.start), eps=self.config.eps, impl=self.impl)
+        sizes = [len(query) for query in queries]
+        parts = zip(read.mixed.split(sizes), read.lse.split(sizes), strict=True)
+        return state._replace(ahead=tuple(Attended(mixed, lse) for mixed, lse in parts))
 
     def emit(self, rows: Float[Tensor, "*token rank"] | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The emitted key RMSNorm(u) of a projection's key rows u; nothing where there are none."""
@@ -135,9 +173,7 @@ class AttentionResidual(Residual[State]):
 
     def flops(self) -> ReadFlops:
         """R = sum over sites of reads * sources * (2 r + 2 d), and the embedding's key, 2 r d."""
-        scored = sum(
-            cast(Read, read).executed * len(self.layout.counts[int(site)]) for site, read in self.reads.items()
-        )
+        scored = sum(self.at(int(site)).executed * len(self.layout.counts[int(site)]) for site in self.reads)
         keys = 0 if self.embedding_key is None else 2 * self.embedding_key.weight.numel()
         return ReadFlops(2 * self.rank * scored, 2 * self.width * scored, keys)
 

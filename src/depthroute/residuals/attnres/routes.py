@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depthroute.ops import attend
+from depthroute.ops import Attended, attend
 
 Route = Literal["shared", "qk_v", "q_k_v", "tied", "average", "frozen_v", "placebo", "temperature"]
 
@@ -50,13 +50,19 @@ class Read(nn.Module, ABC):
         """The tensors that the sublayer is fed: each route's mixture."""
         return mixed.unbind(0)
 
+    def scoring(self) -> Float[Tensor, "query rank"]:
+        """What scores a key: the queries times the gain, the only thing of the two that a logit knows."""
+        queries = self.queries()
+        return queries if self.gain is None else queries * self.gain
+
     def forward(
         self,
         keys: Sequence[Float[Tensor, "*token rank"]] | None,
         values: Sequence[Float[Tensor, "*token width"]],
         prior: Sequence[float] | None,
+        before: Attended | None = None,
     ) -> tuple[Float[Tensor, "*token width"], ...]:
-        read = attend(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
+        read = attend(self.queries(), keys, values, prior, before, eps=self.eps, gain=self.gain, impl=self.impl)
         return self.feed(read.mixed)
 
     def reset_parameters(self) -> None:

@@ -10,6 +10,7 @@ The embedding is always its own source. The unfinished block's sum, the live sum
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from typing import Annotated, final
 
 from pydantic import PositiveInt, SerializeAsAny
@@ -81,3 +82,9 @@ class Layout:
             else:
                 visible[-1] += 1
             self.counts.append(tuple(visible))
+
+    def block(self, site: int) -> range:
+        """The sites that share the site's finished sources: those of its block, and the readout with the last block."""
+        starts = [*sorted(self.opens), len(self.counts)]
+        number = bisect_right(starts, site)
+        return range(starts[number - 1], starts[number])

@@ -1,0 +1,75 @@
+"""The figures of a benchmark as lines for the eye."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def text(found: Mapping[str, Rows]) -> str:
+    return "\n\n".join(PARTS[name](rows) for name, rows in found.items() if rows)
+
+
+def reads(rows: Rows) -> str:
+    lines = [["case", "direction", "reader", "ms", "of copy", "x floor", "x faster than einsum", "saved MB"]]
+    notes = []
+    for row in rows:
+        case = f"{row['width']} wide, {row['sources']} sources, {row['queries']} q, {row['dtype']}"
+        if "absent" in row:
+            notes.append(f"{row['reader']}: {row['absent']}")
+            continue
+        lines.append(
+            [
+                case,
+                row["direction"],
+                row["reader"],
+                f"{row['milliseconds']:.2f}",
+                f"{100 * row['of_copy_bandwidth']:.0f} %",
+                interval(row["against_floor"]),
+                interval(row["faster_than_einsum"]),
+                f"{row['saved_bytes'] / 1e6:.2f}",
+            ]
+        )
+    return "\n".join([columns(lines), *dict.fromkeys(notes)])
+
+
+def blocks(rows: Rows) -> str:
+    lines = [["block", "reader", "direct ms", "two-phase ms", "two-phase x faster"]]
+    for row in rows:
+        block = f"{row['sites']} sites, {row['sources']} finished sources, {row['width']} wide"
+        direct, two = row["direct_milliseconds"], row["two_phase_milliseconds"]
+        lines.append([block, row["reader"], f"{direct:.2f}", f"{two:.2f}", interval(row["two_phase_faster"])])
+    return columns(lines)
+
+
+def steps(rows: Rows) -> str:
+    lines = [["preset", "impl", "reads", "ms", "time / prenorm", "saved / prenorm", "saved MB", "compile s"]]
+    for row in rows:
+        lines.append(
+            [
+                row["preset"],
+                row["impl"],
+                row["reads"],
+                f"{row['milliseconds']:.0f}",
+                interval(row["time_ratio"]),
+                f"{row['saved_ratio']:.3f}",
+                f"{row['saved_bytes'] / 1e6:.1f}",
+                f"{row['compile_seconds']:.1f}",
+            ]
+        )
+    return columns(lines)
+
+
+PARTS = {"reads": reads, "blocks": blocks, "steps": steps}
+
+
+def interval(found: Sequence[float]) -> str:
+    value, low, high = found
+    return f"{value:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -1,0 +1,143 @@
+"""`depthroute bench`: how fast depth reads are here, always against something timed in the same run."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from depthroute.cli.options import Json, place
+
+app = typer.Typer(help="Time depth reads and training steps, side by side in one run.", no_args_is_help=True)
+
+Rounds = Annotated[int, typer.Option(min=5, help="Rounds that count; every candidate runs once in each.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU.", show_default="torch's choice")]
+Out = Annotated[
+    Path | None, typer.Option(parser=place, metavar="FILE", help="Write the figures there as JSON.", show_default=False)
+]
+
+
+@app.command()
+def read(
+    width: Annotated[list[int] | None, typer.Option(help="Coordinates of a source.", show_default="512")] = None,
+    sources: Annotated[list[int] | None, typer.Option(help="Sources read.", show_default="9")] = None,
+    queries: Annotated[list[int] | None, typer.Option(help="Queries of the site.", show_default="1 and 2")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Of the sources.", show_default="float32")] = None,
+    impl: Annotated[list[str] | None, typer.Option(help="Implementations.", show_default="all that run here")] = None,
+    tokens: Annotated[int, typer.Option(min=1)] = 2048,
+    sites: Annotated[int, typer.Option(min=2, help="Sites of the block.")] = 6,
+    rounds: Rounds = 30,
+    threads: Threads = None,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """One read, and all reads of a block, against the bytes they must move. Options can be given several times."""
+    begin(threads)
+    from depthroute import ops
+    from depthroute.bench import read as bench
+
+    impls = [ops.resolve(name) for name in impl] if impl else ops.available()
+    dtypes = dtype or ["float32"]
+    if wrong := [name for name in dtypes if name not in ("float32", "float64", "bfloat16", "float16")]:
+        raise typer.BadParameter(f"--dtype: {wrong[0]} is none of float32, float64, bfloat16, float16")
+    rows = []
+    for case in bench.cases(width or [512], sources or [9], queries or [1, 2], dtypes, tokens):
+        say(f"width {case.width}, {case.sources} sources, {case.queries} queries, {case.tokens} tokens, {case.dtype}")
+        rows += bench.measure(case, impls, rounds)
+    blocks = []
+    for one in width or [512]:
+        for count in sources or [9]:
+            say(f"a block of {sites} sites over {count - 1} finished sources, width {one}")
+            blocks += bench.measure_block(bench.Block(one, count - 1, sites, tokens), impls, rounds)
+    finish({"reads": rows, "blocks": blocks}, as_json, out)
+
+
+@app.command()
+def step(
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Preset; can be given several times.", show_default="all but prenorm")
+    ] = None,
+    width: Annotated[int, typer.Option(min=1)] = 512,
+    layers: Annotated[int, typer.Option(min=2)] = 12,
+    heads: Annotated[int, typer.Option(min=1)] = 8,
+    hidden: Annotated[int, typer.Option(min=1)] = 1408,
+    vocab: Annotated[int, typer.Option(min=2)] = 8192,
+    blocks: Annotated[int, typer.Option(min=1, help="Of the block presets.")] = 6,
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    length: Annotated[int, typer.Option(min=2)] = 512,
+    impl: Annotated[str, typer.Option(help="Of the depth reads.")] = "auto",
+    reads: Annotated[str, typer.Option(help="auto, direct or two_phase.")] = "auto",
+    compiled: Annotated[bool, typer.Option("--compile/--eager", help="Compile the sublayers, of both arms.")] = True,
+    recompute: Annotated[str, typer.Option(help="none, layer or block, in both arms.")] = "none",
+    rounds: Rounds = 20,
+    threads: Threads = None,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """A training step (forward, loss, backward) of presets against PreNorm's."""
+    begin(threads)
+    from typing import get_args
+
+    from depthroute.bench import step as bench
+    from depthroute.model.transformer import Reads, Recompute
+    from depthroute.presets import PRESETS
+    from depthroute.schema import nearest
+
+    chosen = preset or [name for name in PRESETS if name != bench.BASELINE]
+    for option, value, choices in (
+        *(("--preset", name, [*PRESETS]) for name in chosen),
+        ("--reads", reads, get_args(Reads)),
+        ("--recompute", recompute, get_args(Recompute)),
+    ):
+        if value not in choices:
+            raise typer.BadParameter(f"{option}: '{value}' does not exist {nearest(value, choices)}")
+    shape: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "hidden": hidden, "vocab": vocab}
+    rows = bench.measure(
+        chosen,
+        shape,
+        blocks,
+        batch,
+        length,
+        rounds,
+        impl=impl,
+        reads=reads,  # pyright: ignore[reportArgumentType]
+        compile=compiled,
+        recompute=recompute,  # pyright: ignore[reportArgumentType]
+        progress=say,
+    )
+    finish({"steps": rows}, as_json, out)
+
+
+def begin(threads: int | None) -> None:
+    """The process as a training run has it: glibc's allocator steady, threads as asked."""
+    from depthroute import launch
+
+    launch.with_allocator()
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def finish(found: dict[str, list[dict[str, Any]]], as_json: bool, out: Path | None) -> None:
+    import platform
+
+    import torch
+
+    from depthroute import launch, runs
+    from depthroute.bench.table import text
+
+    about = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+        "allocator": launch.allocator(),
+    }
+    whole = json.dumps({"about": about, **found}, indent=2)
+    if out is not None:
+        runs.write_atomic(out, whole.encode() + b"\n")
+    typer.echo(whole if as_json else text(found))

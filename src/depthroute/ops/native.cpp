@@ -1,0 +1,294 @@
+// Depth reads on a CPU: one pass over the sources of a token while they lie in its core's cache.
+//
+//   forward    z_qi = < q_q, k_i > / rms(k_i) + prior_i,   a = softmax_i(z),   mixed_q = sum_i a_qi v_i,   lse_q
+//   backward   dz_qi = a_qi (dlse_q + < dmixed_q, v_i > - sum_j a_qj < dmixed_q, v_j >)
+//              dv_i  = sum_q a_qi dmixed_q
+//              dk_i  = sum_q dz_qi (q_q / rms(k_i) - (z_qi - prior_i) k_i / (rank rms(k_i)^2))
+//              dq_q  = sum_tokens sum_i dz_qi k_i / rms(k_i),     dprior_i = sum_tokens sum_q dz_qi
+//
+// A read may go on from an earlier one of other sources: `before` is then one more entry of the softmax, whose logit is
+// the earlier lse and whose value the earlier mixture. Gains are folded into the queries by the caller. Sums over tokens
+// are taken chunk by chunk, in the same order for any number of threads, so that they repeat to the bit.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kChunks = 16;
+
+template <typename T>
+struct Rows {
+    const T* data;
+    int64_t stride;
+    const T* operator[](int64_t token) const { return data + token * stride; }
+};
+
+// A few coordinates side by side; compilers turn it into whatever registers the processor has.
+template <typename T>
+using Lanes __attribute__((vector_size(64))) = T;
+template <typename T>
+constexpr int64_t kLanes = 64 / sizeof(T);
+
+template <typename T>
+Lanes<T> load(const T* from) {
+    Lanes<T> lanes;
+    std::memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+template <typename T>
+void store(T* to, Lanes<T> lanes) {
+    std::memcpy(to, &lanes, sizeof lanes);
+}
+
+// sums[j] = < x, ys[j] > for j < N: x is read once for all of them, and the sums do not wait for each other.
+template <int N, typename T>
+void some_dots(const T* x, const T* const* ys, int64_t n, T* sums) {
+    constexpr int64_t step = 2 * kLanes<T>;
+    Lanes<T> even[N] = {}, odd[N] = {};
+    int64_t d = 0;
+    for (; d + step <= n; d += step) {
+        const Lanes<T> x0 = load<T>(x + d), x1 = load<T>(x + d + kLanes<T>);
+        for (int j = 0; j < N; ++j) {
+            even[j] += x0 * load<T>(ys[j] + d);
+            odd[j] += x1 * load<T>(ys[j] + d + kLanes<T>);
+        }
+    }
+    for (int j = 0; j < N; ++j) {
+        const Lanes<T> both = even[j] + odd[j];
+        T sum = 0;
+        for (int64_t lane = 0; lane < kLanes<T>; ++lane) sum += both[lane];
+        for (int64_t e = d; e < n; ++e) sum += x[e] * ys[j][e];
+        sums[j] = sum;
+    }
+}
+
+template <typename T>
+void dots(const T* x, const T* const* ys, int64_t count, int64_t n, T* sums) {
+    for (; count >= 4; count -= 4, ys += 4, sums += 4) some_dots<4>(x, ys, n, sums);
+    if (count == 3) some_dots<3>(x, ys, n, sums);
+    if (count == 2) some_dots<2>(x, ys, n, sums);
+    if (count == 1) some_dots<1>(x, ys, n, sums);
+}
+
+// out = sum_i weights[i] rows[i]: the sum stays in registers over a stretch of coordinates.
+template <typename T>
+void mix(const T* weights, const T* const* rows, int64_t count, T* __restrict out, int64_t n) {
+    constexpr int64_t step = 4 * kLanes<T>;
+    int64_t d = 0;
+    for (; d + step <= n; d += step) {
+        Lanes<T> sum[4] = {};
+        for (int64_t i = 0; i < count; ++i)
+            for (int part = 0; part < 4; ++part) sum[part] += weights[i] * load<T>(rows[i] + d + part * kLanes<T>);
+        for (int part = 0; part < 4; ++part) store<T>(out + d + part * kLanes<T>, sum[part]);
+    }
+    for (; d < n; ++d) {
+        T sum = 0;
+        for (int64_t i = 0; i < count; ++i) sum += weights[i] * rows[i][d];
+        out[d] = sum;
+    }
+}
+
+// y += c x
+template <typename T>
+void add(T c, const T* __restrict x, T* __restrict y, int64_t n) {
+#pragma omp simd
+    for (int64_t d = 0; d < n; ++d) y[d] += c * x[d];
+}
+
+template <typename T>
+struct Read {
+    int64_t tokens, width, rank, sources, queries;
+    int threads;
+    T eps;
+    const T* query;            // [query, rank]
+    const T* prior;            // [source] or null
+    Rows<T> const* key;        // a source each
+    Rows<T> const* value;
+    const T* mixed_before;     // [query, token, width] or null
+    const T* lse_before;       // [query, token] or null
+};
+
+template <typename T>
+void forward(const Read<T>& r, T* mixed, T* lse, T* logit, T* scale) {
+    const int64_t entries = r.sources + (r.lse_before != nullptr);
+#pragma omp parallel num_threads(r.threads)
+    {
+        std::vector<T> weight(entries), product(r.queries + 1);
+        std::vector<const T*> row(entries), with(r.queries + 1);
+        for (int64_t q = 0; q < r.queries; ++q) with[q] = r.query + q * r.rank;
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < r.tokens; ++t) {
+            for (int64_t i = 0; i < r.sources; ++i) {
+                const T* key = with[r.queries] = r.key[i][t];
+                dots(key, with.data(), r.queries + 1, r.rank, product.data());
+                const T inverse = 1 / std::sqrt(product[r.queries] / r.rank + r.eps);
+                scale[i * r.tokens + t] = inverse;
+                for (int64_t q = 0; q < r.queries; ++q)
+                    logit[(q * r.sources + i) * r.tokens + t] = product[q] * inverse + (r.prior ? r.prior[i] : T(0));
+                row[i] = r.value[i][t];
+            }
+            for (int64_t q = 0; q < r.queries; ++q) {
+                for (int64_t i = 0; i < r.sources; ++i) weight[i] = logit[(q * r.sources + i) * r.tokens + t];
+                if (r.lse_before) {
+                    weight[r.sources] = r.lse_before[q * r.tokens + t];
+                    row[r.sources] = r.mixed_before + (q * r.tokens + t) * r.width;
+                }
+                const T top = *std::max_element(weight.begin(), weight.end());
+                T total = 0;
+                for (T& w : weight) total += w = std::exp(w - top);
+                for (T& w : weight) w /= total;
+                lse[q * r.tokens + t] = top + std::log(total);
+                mix(weight.data(), row.data(), entries, mixed + (q * r.tokens + t) * r.width, r.width);
+            }
+        }
+    }
+}
+
+template <typename T>
+struct Gradients {
+    const T* mixed;            // [query, token, width], of the loss by the mixture
+    const T* lse;              // [query, token]
+    T* const* key;             // a source each, contiguous; null entries where keys are part of the values
+    T* const* value;
+    T* query;                  // [query, rank]
+    T* prior;                  // [source] or null
+    T* mixed_before;           // [query, token, width] or null
+    T* lse_before;
+};
+
+template <typename T>
+void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, const Gradients<T>& g) {
+    const int64_t offset = r.width - r.rank, wide = r.queries * r.rank;
+    std::vector<T> query_sums(kChunks * wide, T(0)), prior_sums(kChunks * r.sources, T(0));
+#pragma omp parallel num_threads(r.threads)
+    {
+        const int64_t pairs = r.queries * r.sources;
+        std::vector<T> weight(pairs), slope(pairs), c(2 * r.queries + 1);
+        std::vector<const T*> row(r.queries), with(2 * r.queries + 1);
+#pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
+            T* query_sum = query_sums.data() + chunk * wide;
+            T* prior_sum = prior_sums.data() + chunk * r.sources;
+            const int64_t stop = r.tokens * (chunk + 1) / kChunks;
+            for (int64_t t = r.tokens * chunk / kChunks; t < stop; ++t) {
+                for (int64_t q = 0; q < r.queries; ++q) row[q] = g.mixed + (q * r.tokens + t) * r.width;
+                for (int64_t i = 0; i < r.sources; ++i)
+                    dots(r.value[i][t], row.data(), r.queries, r.width, slope.data() + i * r.queries);
+                for (int64_t q = 0; q < r.queries; ++q) {
+                    const int64_t place = q * r.tokens + t;
+                    T mean = 0, weight_before = 0, slope_before = 0;
+                    if (r.lse_before) {
+                        const T* mixed_before = r.mixed_before + place * r.width;
+                        weight_before = std::exp(r.lse_before[place] - lse[place]);
+                        some_dots<1>(row[q], &mixed_before, r.width, &slope_before);
+                        mean = weight_before * slope_before;
+                    }
+                    for (int64_t i = 0; i < r.sources; ++i) {
+                        const int64_t pair = i * r.queries + q;
+                        weight[pair] = std::exp(logit[(q * r.sources + i) * r.tokens + t] - lse[place]);
+                        mean += weight[pair] * slope[pair];
+                    }
+                    const T shift = g.lse[place] - mean;
+                    for (int64_t i = 0; i < r.sources; ++i) {
+                        const int64_t pair = i * r.queries + q;
+                        slope[pair] = weight[pair] * (slope[pair] + shift);
+                    }
+                    if (r.lse_before) {
+                        g.lse_before[place] = weight_before * (slope_before + shift);
+                        mix(&weight_before, &row[q], 1, g.mixed_before + place * r.width, r.width);
+                    }
+                }
+                for (int64_t i = 0; i < r.sources; ++i) {
+                    const T* key = r.key[i][t];
+                    const T inverse = scale[i * r.tokens + t];
+                    const T* dz = slope.data() + i * r.queries;
+                    T along = 0;
+                    for (int64_t q = 0; q < r.queries; ++q) {
+                        const T z = logit[(q * r.sources + i) * r.tokens + t] - (r.prior ? r.prior[i] : T(0));
+                        // A source that its prior hides has no logit, and no gradient.
+                        if (dz[q] != 0) along += dz[q] * z;
+                        prior_sum[i] += dz[q];
+                        add(dz[q] * inverse, key, query_sum + q * r.rank, r.rank);
+                    }
+                    // [weights . dmixed] + [dz . queries / rms] - along . key / (rank rms^2), where keys are values at once.
+                    const T* a = weight.data() + i * r.queries;
+                    for (int64_t q = 0; q < r.queries; ++q) c[q] = dz[q] * inverse;
+                    c[r.queries] = -along * inverse * inverse / r.rank;
+                    for (int64_t q = 0; q < r.queries; ++q) with[q] = r.query + q * r.rank;
+                    with[r.queries] = key;
+                    T* dvalue = g.value[i] + t * r.width;
+                    if (g.key[i]) {
+                        mix(a, row.data(), r.queries, dvalue, r.width);
+                        mix(c.data(), with.data(), r.queries + 1, g.key[i] + t * r.rank, r.rank);
+                    } else {
+                        mix(a, row.data(), r.queries, dvalue, offset);
+                        for (int64_t q = 0; q < r.queries; ++q) {
+                            c[r.queries + 1 + q] = a[q];
+                            with[r.queries + 1 + q] = row[q] + offset;
+                        }
+                        mix(c.data(), with.data(), 2 * r.queries + 1, dvalue + offset, r.rank);
+                    }
+                }
+            }
+        }
+    }
+    std::fill(g.query, g.query + wide, T(0));
+    for (int64_t chunk = 0; chunk < kChunks; ++chunk) add(T(1), query_sums.data() + chunk * wide, g.query, wide);
+    if (g.prior) {
+        std::fill(g.prior, g.prior + r.sources, T(0));
+        for (int64_t chunk = 0; chunk < kChunks; ++chunk)
+            add(T(1), prior_sums.data() + chunk * r.sources, g.prior, r.sources);
+    }
+}
+
+template <typename T>
+Read<T> read_of(const int64_t* sizes, double eps, void* const* in, std::vector<Rows<T>>& rows) {
+    Read<T> r;
+    r.tokens = sizes[0], r.width = sizes[1], r.rank = sizes[2], r.sources = sizes[3], r.queries = sizes[4];
+    r.threads = static_cast<int>(sizes[5]);
+    r.eps = static_cast<T>(eps);
+    r.query = static_cast<const T*>(in[0]);
+    r.prior = static_cast<const T*>(in[1]);
+    r.mixed_before = static_cast<const T*>(in[2]);
+    r.lse_before = static_cast<const T*>(in[3]);
+    // After the sizes, the row strides: of every key, then of every value.
+    rows.resize(2 * r.sources);
+    for (int64_t i = 0; i < 2 * r.sources; ++i) rows[i] = {static_cast<const T*>(in[4 + i]), sizes[6 + i]};
+    r.key = rows.data(), r.value = rows.data() + r.sources;
+    return r;
+}
+
+template <typename T>
+void forward_of(const int64_t* sizes, double eps, void* const* in, void* const* out) {
+    std::vector<Rows<T>> rows;
+    const Read<T> r = read_of<T>(sizes, eps, in, rows);
+    T* const* to = reinterpret_cast<T* const*>(out);
+    forward(r, to[0], to[1], to[2], to[3]);
+}
+
+template <typename T>
+void backward_of(const int64_t* sizes, double eps, void* const* in, void* const* saved, void* const* out) {
+    std::vector<Rows<T>> rows;
+    const Read<T> r = read_of<T>(sizes, eps, in, rows);
+    T* const* from = reinterpret_cast<T* const*>(saved);
+    T* const* to = reinterpret_cast<T* const*>(out);
+    backward(r, from[0], from[1], from[2], Gradients<T>{from[3], from[4], to + 4, to + 4 + r.sources, to[0], to[1], to[2], to[3]});
+}
+
+}  // namespace
+
+extern "C" {
+void attend_float(const int64_t* s, double eps, void* const* in, void* const* out) { forward_of<float>(s, eps, in, out); }
+void attend_double(const int64_t* s, double eps, void* const* in, void* const* out) { forward_of<double>(s, eps, in, out); }
+void gradients_float(const int64_t* s, double eps, void* const* in, void* const* saved, void* const* out) {
+    backward_of<float>(s, eps, in, saved, out);
+}
+void gradients_double(const int64_t* s, double eps, void* const* in, void* const* saved, void* const* out) {
+    backward_of<double>(s, eps, in, saved, out);
+}
+}

@@ -1,0 +1,266 @@
+"""The depth read on a CPU in one pass over the sources of each token (native.cpp, compiled at first use).
+
+Backward keeps references to the sources, one logit a query, source and token, and one scale a source and token; weights
+are computed again. fp32 and fp64 sources are read where they lie: rows may be any distance apart. Sources in half
+precision it keeps once more, in fp32. Gradients repeat to the bit, whatever the number of threads.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from depthroute.errors import ArgumentError
+from depthroute.ops import reference
+from depthroute.ops.building import library
+from depthroute.ops.reference import compute_dtype
+from depthroute.ops.result import Attended
+
+NAMES = {torch.float32: "float", torch.float64: "double"}
+
+# A few small tensors: nothing is gained over the specification.
+merge = reference.merge
+
+
+def attend(
+    queries: Float[Tensor, "query rank"],
+    keys: Sequence[Float[Tensor, "*token rank"]] | None,
+    values: Sequence[Float[Tensor, "*token width"]],
+    prior: Sequence[float] | Float[Tensor, " source"] | None,
+    before: Attended | None,
+    *,
+    eps: float,
+    gain: Float[Tensor, " rank"] | None,
+) -> Attended:
+    dtype, (*token, width) = compute_dtype(values[0]), values[0].shape
+    if values[0].device.type != "cpu":
+        raise ArgumentError(f"impl: 'native' reads on a CPU, and the values are on {values[0].device}; choose another")
+    with torch.autocast("cpu", enabled=False):
+        query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
+        if prior is not None:
+            prior = prior.to(dtype) if isinstance(prior, Tensor) else torch.tensor(prior, dtype=dtype)
+        mixed, lse = (
+            (None, None)
+            if before is None
+            else (
+                before.mixed.reshape(len(queries), -1, width).to(dtype),
+                before.lse.reshape(len(queries), -1).to(dtype),
+            )
+        )
+        sources = [rows(source.to(dtype)) for source in (*(keys or ()), *values)]
+        arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
+        if torch.compiler.is_compiling():
+            out, total, _, _ = read_op(*arguments, sources)
+        else:
+            out, total = NativeRead.apply(*arguments, *sources)
+        mixed = out.view(len(queries), *token, width).to(values[0].dtype)
+        return Attended(mixed, total.view(len(queries), *token))
+
+
+def rows(tensor: Float[Tensor, "*token width"]) -> Float[Tensor, "row width"]:
+    """One row a token: in place where tokens lie evenly apart and coordinates side by side, else a copy."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    return flat if flat.stride(-1) == 1 else flat.contiguous()
+
+
+class Saved(NamedTuple):
+    """What a backward pass needs of its forward pass besides the inputs."""
+
+    lse: Float[Tensor, "query row"]
+    logits: Float[Tensor, "query source row"]
+    scales: Float[Tensor, "source row"]
+    """1 / rms of the keys."""
+
+
+def forward(
+    count: int,
+    eps: float,
+    queries: Tensor,
+    prior: Tensor | None,
+    mixed_before: Tensor | None,
+    lse_before: Tensor | None,
+    sources: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(mixed, *Saved). `sources` are the keys, if they are not part of the values, and then the `count` values."""
+    out = like_outputs(count, queries, sources)
+    inputs = (queries, prior, contiguous(mixed_before), contiguous(lse_before))
+    call(f"attend_{NAMES[queries.dtype]}", count, eps, inputs, sources, out)
+    return out
+
+
+def backward(
+    count: int,
+    eps: float,
+    queries: Tensor,
+    prior: Tensor | None,
+    mixed_before: Tensor | None,
+    lse_before: Tensor | None,
+    sources: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    mixed: Tensor,
+    lse: Tensor,
+) -> list[Tensor]:
+    """Gradients of queries and sources, then of prior and the read before, as far as these are there."""
+    rest = [prior, mixed_before, lse_before]
+    out = like_gradients(queries, sources, rest)
+    given = iter(out[1 + len(sources) :])
+    of_rest = [None if tensor is None else next(given) for tensor in rest]
+    of_sources = out[1 : 1 + len(sources)]
+    of_keys = of_sources[:-count] or [None] * count
+    inputs = (queries, prior, contiguous(mixed_before), contiguous(lse_before))
+    inside = (*saved, mixed.contiguous(), lse.contiguous())
+    outside = (out[0], *of_rest, *of_keys, *of_sources[-count:])
+    call(f"gradients_{NAMES[queries.dtype]}", count, eps, inputs, sources, inside, outside)
+    return out
+
+
+def call(
+    name: str,
+    count: int,
+    eps: float,
+    inputs: Sequence[Tensor | None],
+    sources: Sequence[Tensor],
+    *others: Sequence[Tensor | None],
+) -> None:
+    """native.cpp takes sizes, the threads to use and the strides of all rows; then addresses, group by group."""
+    queries, keys, values = inputs[0], sources[:-count], sources[-count:]
+    assert queries is not None
+    (query, rank), (token, width) = queries.shape, values[0].shape
+    # Without keys, the last coordinates of the values are scored.
+    skipped = 0 if keys else (width - rank) * queries.itemsize
+    read = [*(keys or values), *values]
+    sizes = [token, width, rank, count, query, torch.get_num_threads(), *(tensor.stride(0) for tensor in read)]
+    places = [address(tensor) for tensor in inputs]
+    places += [tensor.data_ptr() + skipped for tensor in keys or values] + [value.data_ptr() for value in values]
+    groups = [places, *([address(tensor) for tensor in tensors] for tensors in others)]
+    arrays = [(ctypes.c_void_p * len(group))(*group) for group in groups]
+    getattr(library(), name)((ctypes.c_int64 * len(sizes))(*sizes), ctypes.c_double(eps), *arrays)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def like_outputs(count: int, queries: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (token, width), query, new = sources[-1].shape, queries.shape[0], queries.new_empty
+    return new((query, token, width)), new((query, token)), new((query, count, token)), new((count, token))
+
+
+def like_gradients(queries: Tensor, sources: Sequence[Tensor], rest: Sequence[Tensor | None]) -> list[Tensor]:
+    like = (queries, *sources, *(tensor for tensor in rest if tensor is not None))
+    return [queries.new_empty(tensor.shape) for tensor in like]
+
+
+class NativeRead(torch.autograd.Function):
+    """The read in eager mode: nothing but what is needed stands between autograd and the kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        count: int,
+        eps: float,
+        queries: Tensor,
+        prior: Tensor | None,
+        mixed_before: Tensor | None,
+        lse_before: Tensor | None,
+        *sources: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        mixed, *saved = forward(count, eps, queries, prior, mixed_before, lse_before, sources)
+        ctx.save_for_backward(queries, prior, mixed_before, lse_before, *saved, *sources)
+        ctx.count, ctx.eps = count, eps
+        return mixed, saved[0]
+
+    @staticmethod
+    def backward(ctx: Any, mixed: Tensor, lse: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *inputs, of_sources = gradients(ctx, backward, mixed, lse)
+        return (*inputs, *of_sources)
+
+
+def gradients(ctx: Any, compute: Callable[..., list[Tensor]], mixed: Tensor, lse: Tensor) -> tuple[Any, ...]:
+    """Of count, eps, queries, prior, the read before, and the list of sources."""
+    tensors = ctx.saved_tensors
+    (queries, *rest), saved, sources = tensors[:4], tensors[4:7], tensors[7:]
+    out = compute(ctx.count, ctx.eps, queries, *rest, sources, saved, mixed, lse)
+    given = iter(out[1 + len(sources) :])
+    of_rest = [None if tensor is None else next(given) for tensor in rest]
+    return None, None, out[0], *of_rest, out[1 : 1 + len(sources)]
+
+
+@torch.library.custom_op("depthroute::native_read", mutates_args=())
+def read_op(
+    count: int,
+    eps: float,
+    queries: Tensor,
+    prior: Tensor | None,
+    mixed_before: Tensor | None,
+    lse_before: Tensor | None,
+    sources: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`forward` for torch.compile, which cannot look inside."""
+    return forward(count, eps, queries, prior, mixed_before, lse_before, sources)
+
+
+@read_op.register_fake
+def _(
+    count: int,
+    eps: float,
+    queries: Tensor,
+    prior: Tensor | None,
+    mixed_before: Tensor | None,
+    lse_before: Tensor | None,
+    sources: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return like_outputs(count, queries, sources)
+
+
+@torch.library.custom_op("depthroute::native_gradients", mutates_args=())
+def gradients_op(
+    count: int,
+    eps: float,
+    queries: Tensor,
+    prior: Tensor | None,
+    mixed_before: Tensor | None,
+    lse_before: Tensor | None,
+    sources: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    mixed: Tensor,
+    lse: Tensor,
+) -> list[Tensor]:
+    """`backward` for torch.compile."""
+    return backward(count, eps, queries, prior, mixed_before, lse_before, sources, saved, mixed, lse)
+
+
+@gradients_op.register_fake
+def _(
+    count: int,
+    eps: float,
+    queries: Tensor,
+    prior: Tensor | None,
+    mixed_before: Tensor | None,
+    lse_before: Tensor | None,
+    sources: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    mixed: Tensor,
+    lse: Tensor,
+) -> list[Tensor]:
+    return like_gradients(queries, sources, [prior, mixed_before, lse_before])
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.count, ctx.eps, *tensors, sources = inputs
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*tensors, *output[1:], *sources)
+
+
+def backward_of_op(ctx: Any, mixed: Tensor, lse: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    return gradients(ctx, gradients_op, mixed, lse)
+
+
+read_op.register_autograd(backward_of_op, setup_context=keep)

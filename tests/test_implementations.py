@@ -1,0 +1,204 @@
+"""Every implementation of a read against the specification, and what each promises besides."""
+
+import itertools
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from depthroute import ops
+from depthroute.errors import ArgumentError
+from depthroute.ops import Attended, attend, building, merge, native
+
+FAST = ["native", "compiled"]
+EPS = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def traceable(as_a_user):
+    """The compiler cannot trace the tests' shape checks."""
+
+
+def leaves(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in drawn]
+
+
+def results(read: Attended, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The read and the gradient of every input, of a loss that knows all of it."""
+    wave = torch.arange(read.mixed.numel(), dtype=read.mixed.dtype).view_as(read.mixed).sin()
+    loss = (read.mixed * wave).sum() + read.lse.square().sum()
+    return [read.mixed, read.lse, *torch.autograd.grad(loss, inputs)]
+
+
+@pytest.mark.parametrize(
+    ("keyed", "gain", "prior", "before"), list(itertools.product([False, True], repeat=4)), ids=lambda on: str(int(on))
+)
+@pytest.mark.parametrize("impl", FAST)
+def test_a_read_equals_the_specification_forward_and_in_every_gradient(impl, keyed, gain, prior, before):
+    queries, gains, priors, *rest = leaves((3, 5), (5,), (4,), *[(2, 7, 70)] * 6, *[(2, 7, 5)] * 6)
+    values, keys = rest[:6], rest[6:] if keyed else None
+    inputs = [queries, *values, *(keys or ()), *([gains] if gain else ()), *([priors] if prior else ())]
+
+    def read(name: str) -> Attended:
+        options = {"eps": EPS, "gain": gains if gain else None}
+        more = (priors if prior else None), None
+        if not before:
+            four = None if keys is None else keys[:4]
+            unread = sum(tensor.sum() for tensor in (*values[4:], *(keys or ())[4:])) * 0
+            whole = attend(queries, four, values[:4], *more, **options, impl=name)
+            return Attended(whole.mixed + unread, whole.lse)
+        first = attend(queries, None if keys is None else keys[4:], values[4:], **options, impl="reference")
+        more = more[0], first
+        return attend(queries, None if keys is None else keys[:4], values[:4], *more, **options, impl=name)
+
+    for ours, theirs in zip(results(read(impl), inputs), results(read("reference"), inputs), strict=True):
+        assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("sources", [1, 2, 3, 9, 49])
+def test_any_number_of_sources_is_read(impl, sources):
+    queries, *values = leaves((2, 6), *[(3, 6)] * sources)
+    inputs = [queries, *values]
+    ours = results(attend(queries, None, values, eps=EPS, impl=impl), inputs)
+    theirs = results(attend(queries, None, values, eps=EPS, impl="reference"), inputs)
+    assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_of_one_source_the_gradient_of_the_query_is_exactly_zero(impl):
+    queries, value = leaves((2, 33), (5, 33), dtype=torch.float32)
+    read = attend(queries, None, [value], eps=EPS, impl=impl)
+    assert torch.equal(read.mixed, value.expand(2, 5, 33))
+    (gradient,) = torch.autograd.grad((read.mixed * torch.randn(2, 5, 33)).sum(), queries)
+    assert torch.count_nonzero(gradient) == 0
+
+
+@pytest.mark.parametrize("width", [1, 3, 31, 64, 100, 129])
+def test_no_width_is_special_to_native(width):
+    queries, *values = leaves((5, width), *[(4, width)] * 3)
+    inputs = [queries, *values]
+    ours = results(attend(queries, None, values, eps=EPS, impl="native"), inputs)
+    assert_close(
+        ours, results(attend(queries, None, values, eps=EPS, impl="reference"), inputs), rtol=1e-11, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_a_hidden_source_is_hidden_exactly_and_gets_no_gradient(impl):
+    queries, *values = leaves((2, 5), *[(3, 5)] * 3)
+    prior = torch.tensor([0.0, -torch.inf, 0.0], dtype=torch.float64)
+    hidden = results(attend(queries, None, values, prior, eps=EPS, impl=impl), [queries, *values])
+    shown = attend(queries, None, values[::2], eps=EPS, impl=impl)
+    mixed, lse, of_queries, *of_values = results(shown, [queries, *values[::2]])
+    expected = [mixed, lse, of_queries, of_values[0], torch.zeros_like(values[1]), of_values[1]]
+    assert_close(hidden, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_native_reads_rows_where_they_lie():
+    queries, wide = leaves((1, 6), (4, 5, 16))
+    sliced = [wide[..., :8], wide[..., 8:]]
+    assert native.rows(sliced[0]).data_ptr() == wide.data_ptr()
+    for strange in (sliced, [wide.transpose(0, 1)[..., :8]] * 2, [wide.movedim(-1, 0)[..., :5, :]] * 2):
+        rank = min(6, strange[0].shape[-1])
+        ours = results(attend(queries[:, :rank], None, strange, eps=EPS, impl="native"), [queries, wide])
+        theirs = results(attend(queries[:, :rank], None, strange, eps=EPS, impl="reference"), [queries, wide])
+        assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_native_gradients_repeat_to_the_bit_with_any_number_of_threads():
+    queries, *values = leaves((3, 40), *[(100, 40)] * 5, dtype=torch.float32)
+    found = []
+    for threads in (1, 2, 2, 5):
+        torch.set_num_threads(threads)
+        found.append(results(attend(queries, None, values, eps=EPS, impl="native"), [queries, *values]))
+    torch.set_num_threads(1)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("impl", FAST)
+def test_half_precision_is_computed_in_fp32_and_cast_once(impl, dtype):
+    queries, *values = leaves((2, 16), *[(7, 16)] * 4, dtype=dtype)
+    ours = attend(queries.float(), None, values, eps=EPS, impl=impl)
+    theirs = attend(queries.float(), None, [value.float() for value in values], eps=EPS, impl="reference")
+    assert ours.mixed.dtype == dtype
+    assert ours.lse.dtype == torch.float32
+    assert_close(ours.lse, theirs.lse)
+    assert_close(ours.mixed, theirs.mixed.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_merging_equals_the_specification(impl):
+    inputs = leaves((2, 5, 8), (2, 5), (2, 5, 8), (2, 5))
+    first, second = Attended(*inputs[:2]), Attended(*inputs[2:])
+    ours = results(merge(first, second, impl=impl), inputs)
+    assert_close(ours, results(merge(first, second, impl="reference"), inputs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("impl", "mixtures"), [("native", 0), ("compiled", 1)])
+def test_backward_keeps_references_and_a_few_numbers_a_token(impl, mixtures):
+    queries, *values = leaves((1, 64), *[(32, 64)] * 49, dtype=torch.float32)
+    saved: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        read = attend(queries, None, values, eps=EPS, impl=impl)
+    ours = sum(saved.values()) - sum(saved.pop(tensor.untyped_storage().data_ptr(), 0) for tensor in values)
+    # A logit and a scale of every source at every token; the mixture is what the next layer keeps too.
+    assert ours <= mixtures * read.mixed.nbytes + (2 * 49 + 3) * 32 * 4 + queries.nbytes
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_a_counter_shows_which_implementation_ran(impl):
+    queries, value = leaves((1, 4), (3, 4))
+    before = ops.calls.copy()
+    read = attend(queries, None, [value], eps=EPS, impl=impl)
+    merge(read, read, impl=impl)
+    assert ops.calls - before == {impl: 2}
+
+
+def test_native_is_one_operator_to_the_compiler():
+    queries, prior, *values = leaves((2, 5), (3,), *[(4, 9)] * 3)
+    arguments = (3, EPS, queries, prior, None, None, values)
+    torch.library.opcheck(native.read_op, arguments)
+    whole = torch.compile(lambda: attend(queries, None, values, prior, eps=EPS, impl="native"), fullgraph=True)
+    inputs = [queries, prior, *values]
+    eager = results(attend(queries, None, values, prior, eps=EPS, impl="native"), inputs)
+    assert_close(results(whole(), inputs), eager)
+
+
+def test_without_a_compiler_native_says_what_it_needs(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    building.library.cache_clear()
+    queries, value = leaves((1, 4), (3, 4))
+    with pytest.raises(ArgumentError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler"):
+        attend(queries, None, [value], eps=EPS, impl="native")
+
+
+def test_a_source_that_the_compiler_refuses_is_one_line(monkeypatch, tmp_path):
+    broken = tmp_path / "native.cpp"
+    broken.write_text("not C++")
+    monkeypatch.setattr(building, "SOURCE", broken)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    building.library.cache_clear()
+    with pytest.raises(ArgumentError, match=r"'native' cannot be built: .*native.cpp:1:1") as caught:
+        building.library()
+    assert "\n" not in str(caught.value)
+    building.library.cache_clear()
+
+
+def test_what_was_built_is_found_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    building.library.cache_clear()
+    building.library()
+    (built,) = (tmp_path / "depthroute").iterdir()
+    monkeypatch.setattr(building, "build", lambda *_: pytest.fail("built twice"))
+    building.library.cache_clear()
+    building.library()
+    assert [built] == list((tmp_path / "depthroute").iterdir())
