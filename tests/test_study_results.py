@@ -192,7 +192,7 @@ def test_a_manifest_that_lacks_something_is_named(
 ) -> None:
     shutil.copytree(study, tmp_path / "study")
     (tmp_path / "study/runs/rd/size=S/8" / runs.MANIFEST).write_text("{}")
-    with pytest.raises(RunError, match=r"manifest\.json: has no config_digest"):
+    with pytest.raises(RunError, match=r"manifest\.json: has no data_digest"):
         collect(prereg, plan, tmp_path / "study")
 
 
@@ -251,7 +251,8 @@ def test_tuning_warns_of_edges_and_of_arms_that_were_not_tuned(tmp_path: Path) -
     grid = {"optimizer.queries": [0.001, 0.003], "model.embedding_std": [0.5, 1.0]}
     edges = {"block": ["optimizer.queries"], "rd": ["optimizer.queries", "model.embedding_std"]}
     tuned = {
-        arm: {"grid": grid, "points": [], "selected": {}, "on_edge": keys, "tuned": True} for arm, keys in edges.items()
+        arm: {"grid": grid, "points": [], "selected": {}, "on_edge": keys, "tuned": True, "digest": "f00"}
+        for arm, keys in edges.items()
     }
     tuning.write(tuned, tmp_path)
     text = render(collect(prereg, plan, tmp_path))

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
+from fabricated import events as written
 from rich.console import Console
 
 from depthroute import runs
@@ -25,7 +27,7 @@ from depthroute.study.plan import Study, plan_runs, read_study
 from depthroute.study.progress import last_step
 from depthroute.study.results import collect
 from depthroute.study.statistics import paired
-from studies import STEPS, again, changed_study, command, raw_study, trained_folder
+from studies import STEPS, again, changed_study, command, raw_study, trained_folder, write_study
 from studies import environment as shell
 
 PAIRS = [("prenorm", 3), ("rd", 3), ("prenorm", 1), ("rd", 1)]
@@ -179,6 +181,33 @@ def test_the_status_of_a_study_is_its_table_and_what_is_missing(
     assert json.loads(capsys.readouterr().out)["missing"][0]["arm"] == "rd"
     with pytest.raises(ConfigError, match="no such file"):
         commands.status(folder / "data", False)
+    (place / "prereg.json").unlink()
+    with pytest.raises(RunError, match=r"prereg\.json: missing; `depthroute study plan` writes it"):
+        commands.status(place, False)
+
+
+def test_status_shows_the_frozen_plan_and_says_where_the_study_file_differs_from_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "edited"
+    shutil.copytree(folder / "whole", place)
+    commands.status(place)
+    as_planned = capsys.readouterr().out
+    assert "differs" not in as_planned
+    raw = yaml.safe_load((place / "study.yaml").read_text())
+    raw["base"]["batch"] = 4
+    write_study(place, raw)
+    commands.status(place)
+    line = "warning: study.yaml differs from the plan, which is what is shown: batch was 8, is now 4\n"
+    assert capsys.readouterr().out == as_planned.replace("runs: 4 of 4", f"{line}runs: 4 of 4")
+    raw["arms"]["third"] = {"clip": 0.5}
+    write_study(place, raw)
+    commands.status(place)
+    shown = capsys.readouterr().out
+    assert ": adds arm third and in 2 more\n" in shown
+    assert "runs: 4 of 4 complete" in shown
+    commands.status(place, as_json=True)
+    assert json.loads(capsys.readouterr().out)["differences"][-1] == "batch was 8, is now 4"
 
 
 def test_a_finished_study_trains_nothing_again(folder: Path) -> None:
@@ -293,10 +322,13 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(folder: Pat
 
 def test_the_newest_step_is_found_behind_other_events_and_damage(tmp_path: Path) -> None:
     assert last_step(tmp_path) is None
-    lines = [{"event": "step", "step": n, "nll": 2.0} for n in range(1, 4)] + [{"event": "evaluation", "step": 3}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / runs.METRICS).write_text(text + '{"event": "step", "st\n{"event": "step", "step": 4, "nl')
-    assert last_step(tmp_path) == {"event": "step", "step": 3, "nll": 2.0}
+    run = plan_runs(Study.parse(raw_study(Path("text.txt"))))[0]
+    events = written(run, lambda _: 2.0, ("validation",))[:5]
+    assert [event["event"] for event in events] == ["evaluation", "step", "step", "step", "step"]
+    no_event, no_step = {"seconds": 9.0}, {**events[-1], "step": "5"}
+    lines = b"".join(map(runs.encode, [*events, events[0], no_event, no_step]))
+    (tmp_path / runs.METRICS).write_bytes(lines + b'{"event": "step", "st\n7\n' + runs.encode(events[-1])[:40])
+    assert last_step(tmp_path) == events[-1]
 
 
 class Terminal(io.StringIO):

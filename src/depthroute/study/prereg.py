@@ -79,7 +79,7 @@ def write(plan: Document, directory: Path) -> None:
 
 def planned_study(plan: Mapping[str, Any]) -> Study:
     """The study that a plan holds."""
-    return Study.parse(plan["study"])
+    return Study.parse(plan["study"], f"study in {PREREG}")
 
 
 def decision_rule(planned: Sequence[Contrast], level: float) -> str:
