@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fabricated import rewrite
@@ -17,7 +19,7 @@ from reports import write as write_reported
 
 from depthroute.cli.report import report as command
 from depthroute.errors import RunError
-from depthroute.report import figures
+from depthroute.report import figures, written
 from depthroute.report.page import read, write
 from depthroute.report.svg import COLOURS
 from depthroute.report.tables import LATEX, Table, contrast_table, latex, minus
@@ -191,7 +193,8 @@ def test_the_csv_files_hold_every_number_at_full_precision(study: Path) -> None:
     results = json.loads((study / "results.json").read_text())
     assert float(contrasts[0]["mean"]) == results["contrasts"][0]["summary"]["mean"]
     assert contrasts[4]["mean"] == ""
-    assert len(rows("differences.csv")) == 6 * 3 + 2
+    planned, beside = 6 * 3 + 2, 6 * 3 + 2
+    assert len(rows("differences.csv")) == planned + beside
     assert len(rows("curves.csv")) == 5 * len(found)
     assert {row["axis"] for row in rows("gaps.csv")} == {"tokens", "flops", "seconds"}
 
@@ -227,7 +230,7 @@ def test_words_that_latex_would_obey_are_printed() -> None:
 def test_odd_names_cannot_leave_their_folder_or_their_element(study: Path, tmp_path: Path) -> None:
     odd = '../../<script>alert("1")</script> id="x"'
     place = tmp_path / "odd"
-    shutil.copytree(study, place, ignore=shutil.ignore_patterns("runs", "tables", "figures", "report.html"))
+    shutil.copytree(study, place, ignore=shutil.ignore_patterns("runs", "report.html"))
     text = (place / "results.json").read_text().replace('"rd"', json.dumps(odd))
     (place / "results.json").write_text(json.dumps(sealed(json.loads(text))))
     before = set(tmp_path.rglob("*"))
@@ -237,6 +240,9 @@ def test_odd_names_cannot_leave_their_folder_or_their_element(study: Path, tmp_p
     assert odd in page.text
     made = set(tmp_path.rglob("*")) - before
     assert all(file.is_relative_to(place) for file in made)
+    assert {file for file in before if not file.exists()} == {
+        place / f"figures/gap-rd-{against}.svg" for against in ("block-validation", "prenorm-python_source")
+    }
     assert any("script-alert" in file.name for file in made)
     for file in (place / "figures").iterdir():
         ET.fromstring(file.read_text())
@@ -295,23 +301,108 @@ def test_flagged_runs_on_other_data_are_not_counted_even_where_asked_for(study: 
             '{"format": 2, "digest": "", "runs": [{"held_out": []}]}',
             r"results\.json: was edited .* anew$",
         ),
+        (
+            "results.json",
+            sealed({"format": 2}),
+            r"results\.json: has no question; `depthroute study run` writes it anew",
+        ),
+        ("prereg.json", sealed({**prereg(), "contrasts": {}}), r"prereg\.json: damaged \(contrasts is {}\); restore"),
+        ("prereg.json", sealed({**prereg(), "level": 0.7}), r"prereg\.json: damaged \(level is 0\.7\); restore the"),
+        ("report.json", "{", r"report\.json: damaged; delete it, and files of earlier reports are left as they are"),
+        ("report.json", {"files": ["a"]}, r"report\.json: damaged \(files is \['a'\]\); delete it"),
+        (
+            "report.json",
+            {"files": {"tables/../a": ""}},
+            r"report\.json: names a file outside of tables/ and figures/; d",
+        ),
         ("prereg.json", json.dumps({**prereg(), "level": 0.2}), r"prereg\.json: was edited after .* restore it"),
         ("prereg.json", json.dumps(sealed({**prereg(), "level": 0.2})), r"results\.json: is older than the plan"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line_and_nothing_is_overwritten(
-    study: Path, tmp_path: Path, file: str, content: str | None, message: str
+    study: Path, tmp_path: Path, file: str, content: Any, message: str
 ) -> None:
     for name in ("results.json", "prereg.json", "report.html"):
         shutil.copy(study / name, tmp_path)
     if content is None:
         (tmp_path / file).unlink()
     else:
-        (tmp_path / file).write_text(content)
+        (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))
     before = (tmp_path / "report.html").read_bytes()
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(RunError, match=message) as error:
         command(tmp_path)
+    assert "\n" not in str(error.value)
     assert (tmp_path / "report.html").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda results: results.update(runs={}), r"damaged \(runs is {}\)"),
+        (lambda results: results["runs"].append("rd"), r"damaged \(runs\.21 is 'rd'\)"),
+        (lambda results: results["runs"][3].pop("seed"), r"has no runs\.3\.seed"),
+        (lambda results: results["runs"][3].update(seed="1"), r"damaged \(runs\.3\.seed is '1'\)"),
+        (lambda results: results["runs"][3].update(tokens=0), r"damaged \(runs\.3\.tokens is 0\)"),
+        (lambda results: results["runs"][3].update(arm="rdd"), r"damaged \(no arm 'rdd' among its arms\)"),
+        (lambda results: results["runs"][0]["curve"][1].update(held_out=[3.0]), r"runs\.0\.curve\.1\.held_out is \[3"),
+        (
+            lambda results: results["runs"][0]["held_out"].update(validation=3.0),
+            r"runs\.0\.held_out\.validation is 3\.0",
+        ),
+        (lambda results: results["contrasts"][0].update(margin=-1.0), r"contrasts\.0\.margin is -1\.0"),
+        (lambda results: results["contrasts"][0].pop("levels"), r"has no contrasts\.0\.levels"),
+        (lambda results: results["tuning"].pop("warnings"), r"has no tuning\.warnings"),
+        (lambda results: results["power"].update(words="much"), r"damaged \(power\.words is 'much'\)"),
+        (lambda results: results["missing"][0].update(arm=None), r"damaged \(missing\.0\.arm is None\)"),
+        (lambda results: results.update(baseline="none"), r"damaged \(no arm 'none' among its arms\)"),
+        (lambda results: results["provenance"].pop("plan"), r"has no provenance\.plan"),
+        (lambda results: results["provenance"]["amendments"].append(7), r"provenance\.amendments\.1 is 7"),
+        (lambda results: results.update(question=["?"] * 99), r"damaged \(question is \['\?', .{0,40}\.\.\.\)"),
+    ],
+)
+def test_sealed_results_of_another_shape_are_one_line_that_names_the_key(
+    study: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    for name in ("results.json", "prereg.json"):
+        shutil.copy(study / name, tmp_path)
+    rewrite(tmp_path / "results.json", change)
+    with pytest.raises(
+        RunError, match=rf"results\.json: .*{message}.*; `depthroute study run` writes it anew$"
+    ) as error:
+        command(tmp_path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_milestone_that_was_not_judged_on_a_set_is_no_point_of_its_gaps(study: Path, tmp_path: Path) -> None:
+    for name in ("results.json", "prereg.json"):
+        shutil.copy(study / name, tmp_path)
+
+    def thin(results: dict[str, Any]) -> None:
+        for run in results["runs"]:
+            run["curve"][2]["held_out"].pop("validation")
+            if run["arm"] == "prenorm":
+                run["curve"] = []
+
+    rewrite(tmp_path / "results.json", thin)
+    results, _ = read(tmp_path)
+    found = {(gap["arm"], gap["held_out"]): len(gap["points"]) for gap in results["gaps"] if gap["axis"] == "tokens"}
+    assert found["rd", "validation"] == 3
+    assert ("prenorm", "validation") not in found
+
+
+def test_a_report_made_again_takes_away_what_it_no_longer_has_and_no_file_of_a_person(tmp_path: Path) -> None:
+    first = {"tables/a.tex": b"1", "tables/b.tex": b"2", "figures/c.svg": b"3", "figures/d.svg": b"4"}
+    written.replace(tmp_path, first)
+    (tmp_path / "figures/c.svg").write_bytes(b"edited")
+    (tmp_path / "figures/d.svg").unlink()
+    (tmp_path / "tables/notes.tex").write_bytes(b"mine")
+    written.replace(tmp_path, {"tables/a.tex": b"5"})
+    found = {str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.glob("*/*")}
+    assert found == {"tables/a.tex": b"5", "figures/c.svg": b"edited", "tables/notes.tex": b"mine"}
+    written.replace(tmp_path, {"figures/c.svg": b"3"})
+    assert (tmp_path / "tables/notes.tex").exists()
+    assert not (tmp_path / "tables/a.tex").exists()
 
 
 def test_repeats_are_told_of_only_where_an_arm_of_the_contrast_was_repeated(study: Path) -> None:

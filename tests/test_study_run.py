@@ -2,11 +2,14 @@
 
 import io
 import json
+import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +85,13 @@ def test_equal_seeds_start_from_equal_losses_and_others_do_not(folder: Path) -> 
     assert abs(first["prenorm", 3] - first["prenorm", 1]) > 1e-3
 
 
-def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder: Path) -> None:
+def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study, place = folder / "study.yaml", folder / "broken"
 
     def start_and(signal_number: int, most: int) -> tuple[int, str, str]:
-        """Begin or go on, and send the signal after a random number of further steps, up to `most`."""
+        """Begin or go on, look at it, and send the signal after a random number of further steps, up to `most`."""
         moment = steps_done(place) + random.randint(1, most)
         process = subprocess.Popen(
             command("study", "run", study, "--dir", place), cwd=folder, env=shell(),
@@ -97,6 +102,8 @@ def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
+        commands.status(place)
+        assert re.search(r"runs: \d of 4 complete, .*under way.*\nworkers are at it now\n", capsys.readouterr().out)
         process.send_signal(signal_number)
         printed, errors = process.communicate(timeout=60)
         return process.returncode, printed, errors
@@ -118,10 +125,37 @@ def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder
         time.sleep(0.05)
     assert not all(runs.finished(place / "runs" / arm / str(seed)) for arm, seed in PAIRS)
 
+    with ThreadPoolExecutor() as pool:
+        killed = pool.submit(kill_the_first_worker_that_steps, place)
+        _, outcome = again(folder, place)
+    assert [failure.run.name for failure in outcome.failures] == [killed.result()], "a worker that dies hides no other"
+    assert outcome.signal == 0
     results, outcome = again(folder, place)
     assert outcome == Outcome([], 0)
     assert weights(place) == weights(folder / "whole")
     assert losses(results) == losses(json.loads((folder / "result.json").read_text()))
+
+
+def kill_the_first_worker_that_steps(place: Path) -> str:
+    """SIGKILL to one of this process's own workers once it has trained a step; the name of its run."""
+    before, deadline = {run: last_step(run) for run in run_directories(place)}, time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for run in run_directories(place):
+            step = last_step(run)
+            if step is not None and step != before.get(run) and step["step"] < STEPS:
+                worker = next(pid for pid in children() if str(run) in Path(f"/proc/{pid}/cmdline").read_text())
+                os.kill(worker, signal.SIGKILL)
+                return f"{run.parent.name} seed {run.name}"
+        time.sleep(0.005)
+    raise AssertionError("no worker has trained a step")
+
+
+def run_directories(place: Path) -> list[Path]:
+    return [place / "runs" / arm / str(seed) for arm, seed in PAIRS]
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def steps_done(place: Path) -> int:

@@ -166,9 +166,9 @@ class Asked(Sealed):
     """What a plan asks and its results answer."""
 
     question: str
-    arms: list[str]
+    arms: list[str] = Field(min_length=2)
     baseline: str
-    seeds: list[int]
+    seeds: list[int] = Field(min_length=2)
     cross: dict[str, list[str]]
     level: float = Field(gt=0, lt=0.5)
     power: Power
@@ -209,7 +209,7 @@ class Plan(Asked):
     date: str
     tokens: int | dict[str, int]
     milestones: list[int] | dict[str, list[int]]
-    held_out: list[str]
+    held_out: list[str] = Field(min_length=1)
     contrasts: list[PlannedContrast]
     metric: str
     decision_rule: str

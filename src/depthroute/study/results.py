@@ -2,6 +2,7 @@
 
 runs         one entry a finished run: held-out NLL at the end and along the way, cost, conditions, flags
 contrasts    one entry a planned comparison and combination of levels: differences by seed, tests, verdict, words
+unplanned    the same pairs on the held-out sets that no contrast is about: differences by seed, and no test
 gaps         one entry a contrast and axis (tokens, flops, seconds): the paired gap along training
 noise        one entry a replicate: its difference from the run that it repeats
 tuning, power, missing, flagged, provenance     what the numbers rest on

@@ -144,7 +144,7 @@ def differences_title(results: Entry, levels: Mapping[str, str], held_out: str) 
 
 
 def differences(results: Entry, levels: Mapping[str, str], held_out: str) -> Rows:
-    """A header, then a contrast a row: difference by seed and what the planned tests say."""
+    """A header, then a contrast a row: difference by seed and what the planned tests say; last the unplanned pairs."""
     seeds = results["seeds"]
     tests = ["mean", "interval", "sign-flip p", "Holm p", "pairs", "verdict"]
     rows = [["arm", "against", *(f"seed {seed}" for seed in seeds), *tests]]
@@ -160,6 +160,12 @@ def differences(results: Entry, levels: Mapping[str, str], held_out: str) -> Row
             row += [nats(summary["mean"]), span(summary), probability(summary["sign_flip_p"])]
             row += [probability(summary["holm_p"]) if contrast["primary"] else "-"]
         rows.append([*row, str(len(by_seed)), contrast["verdict"]])
+    for pair in results["unplanned"]:
+        if (pair["held_out"], pair["levels"]) == (held_out, levels):
+            values = pair["by_seed"]
+            row = [pair["arm"], pair["against"], *(nats(values[str(s)]) if str(s) in values else "-" for s in seeds)]
+            mean = nats(sum(values.values()) / len(values))
+            rows.append([*row, mean, "-", "-", "-", str(len(values)), "not planned"])
     return rows
 
 
