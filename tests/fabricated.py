@@ -67,7 +67,7 @@ def prereg_of(
         "tokens": MILESTONES[-1],
         "milestones": list(MILESTONES),
         "held_out": ["validation"],
-        "contrasts": [{"primary": False, "margin": None, "held_out": "validation", **c} for c in contrasts],
+        "contrasts": [{"primary": False, "margin": None, "held_out": "validation", "at": {}, **c} for c in contrasts],
         "metric": "NLL, nats a token",
         "level": 0.05,
         "decision_rule": "A difference counts where its t interval excludes 0, for primary contrasts after Holm.",
@@ -78,7 +78,10 @@ def prereg_of(
         "impl": "reference",
         "power": {"words": ["With an SD of 0.01, 5 pairs detect a difference of 0.0166."]},
         "tuning": None,
-        "replicates": [{"arm": cell.arm, "seed": cell.seed} for cell in plan if cell.replicate],
+        "replicates": [
+            {"arm": cell.arm, "seed": cell.seed, "at": dict(cell.levels)} for cell in plan if cell.replicate
+        ],
+        "study": {},
         "amendments": [],
         **changes,
     }

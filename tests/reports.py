@@ -52,7 +52,7 @@ def prereg() -> dict[str, Any]:
         question=QUESTION,
         held_out=list(HELD_OUT),
         amendments=[AMENDMENT],
-        tuning={"seeds": [101, 102], "tokens": 300_000, "held_out": "tuning"},
+        tuning={"seeds": [101, 102], "tokens": 300_000, "held_out": "tuning", "grids": {}},
     )
 
 
@@ -66,7 +66,8 @@ def write(study: Path) -> Path:
     """All runs but one, so that one contrast is incomplete."""
     study.mkdir(parents=True)
     grid = {"optimizer.queries": [0.001, 0.003]}
-    tuned = {"grid": grid, "points": [], "selected": {"optimizer.queries": 0.003}, "on_edge": [*grid], "tuned": True}
+    chosen = {"selected": {"optimizer.queries": 0.003}, "on_edge": [*grid], "tuned": True}
+    tuned = {"grid": grid, "points": [], **chosen, "digest": "f00"}
     tuning.write(dict.fromkeys(ARMS[:3], tuned), study)
     write_study(study, plan(), prereg(), final, HELD_OUT, left_out=[(ARMS[-1], 2)])
     return study

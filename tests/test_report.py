@@ -16,7 +16,6 @@ from reports import ARMS, QUESTION, WHY, final, plan, prereg
 from reports import write as write_reported
 
 from depthroute.cli.report import report as command
-from depthroute.errors import RunError
 from depthroute.report import figures
 from depthroute.report.page import read, write
 from depthroute.report.svg import COLOURS
@@ -93,12 +92,14 @@ def test_the_page_says_what_a_reader_must_know_before_relying_on_it(page: Page) 
         "Equivalence tests are not corrected for the number of contrasts",
         "A secondary contrast is called nothing but equivalent or identical",
         "a repeat differed by at most 0.0003",
-        "TOST p",
         "With 3 pairs the exact sign-flip test cannot give a p below 0.25",
         "1 contrast is under-powered",
         "The best optimizer.queries lies on the edge of its tuning grid for block, prenorm, rd.",
         "Not tuned: rd-frozen_v, rd-average, slr",
-        "descriptive only",
+        "The bootstrap intervals are descriptive only: at 3, 5 and 8 pairs the percentile one holds the true mean in "
+        "about 75, 83 and 89 of 100 studies, the BCa one in 72, 85 and 88, the t interval in 95.",
+        " cores",
+        "TOST p",
         "Noise floor",
         "block, seed 1",
         WHY,
@@ -191,7 +192,8 @@ def test_the_csv_files_hold_every_number_at_full_precision(study: Path) -> None:
     results = json.loads((study / "results.json").read_text())
     assert float(contrasts[0]["mean"]) == results["contrasts"][0]["summary"]["mean"]
     assert contrasts[4]["mean"] == ""
-    assert len(rows("differences.csv")) == 6 * 3 + 2
+    planned, beside = 6 * 3 + 2, 6 * 3 + 2
+    assert len(rows("differences.csv")) == planned + beside
     assert len(rows("curves.csv")) == 5 * len(found)
     assert {row["axis"] for row in rows("gaps.csv")} == {"tokens", "flops", "seconds"}
 
@@ -227,7 +229,7 @@ def test_words_that_latex_would_obey_are_printed() -> None:
 def test_odd_names_cannot_leave_their_folder_or_their_element(study: Path, tmp_path: Path) -> None:
     odd = '../../<script>alert("1")</script> id="x"'
     place = tmp_path / "odd"
-    shutil.copytree(study, place, ignore=shutil.ignore_patterns("runs", "tables", "figures", "report.html"))
+    shutil.copytree(study, place, ignore=shutil.ignore_patterns("runs", "report.html"))
     text = (place / "results.json").read_text().replace('"rd"', json.dumps(odd))
     (place / "results.json").write_text(json.dumps(sealed(json.loads(text))))
     before = set(tmp_path.rglob("*"))
@@ -237,6 +239,9 @@ def test_odd_names_cannot_leave_their_folder_or_their_element(study: Path, tmp_p
     assert odd in page.text
     made = set(tmp_path.rglob("*")) - before
     assert all(file.is_relative_to(place) for file in made)
+    assert {file for file in before if not file.exists()} == {
+        place / f"figures/gap-rd-{against}.svg" for against in ("block-validation", "prenorm-python_source")
+    }
     assert any("script-alert" in file.name for file in made)
     for file in (place / "figures").iterdir():
         ET.fromstring(file.read_text())
@@ -270,50 +275,6 @@ def test_the_command_says_the_verdict_and_where_the_page_is(
     assert "counted here all the same" in (place / "report.html").read_text()
 
 
-def test_flagged_runs_on_other_data_are_not_counted_even_where_asked_for(study: Path, tmp_path: Path) -> None:
-    for name in ("results.json", "prereg.json"):
-        shutil.copy(study / name, tmp_path)
-    moved = {"data_digest": "f0", "flags": ["data_digest is f0"]}
-    rewrite(tmp_path / "results.json", lambda results: results["runs"][2].update(moved))
-    assert read(tmp_path)[0]["contrasts"][0]["verdict"] == "incomplete"
-    with pytest.raises(RunError, match="different data_digest, so they cannot be compared"):
-        command(tmp_path, include_flagged=True)
-    assert not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("results.json", None, r"results\.json: missing; `depthroute study run` writes it"),
-        ("prereg.json", None, r"prereg\.json: missing; `depthroute study plan` writes it"),
-        ("results.json", "{", r"results\.json: damaged"),
-        ("results.json", "[]", r"results\.json: damaged"),
-        ("results.json", '{"question": "?"}', r"results\.json: damaged; `depthroute study run` writes it anew"),
-        ("results.json", '{"format": 1, "digest": ""}', r"results\.json: has format 1, this version reads 2"),
-        (
-            "results.json",
-            '{"format": 2, "digest": "", "runs": [{"held_out": []}]}',
-            r"results\.json: was edited .* anew$",
-        ),
-        ("prereg.json", json.dumps({**prereg(), "level": 0.2}), r"prereg\.json: was edited after .* restore it"),
-        ("prereg.json", json.dumps(sealed({**prereg(), "level": 0.2})), r"results\.json: is older than the plan"),
-    ],
-)
-def test_what_cannot_be_reported_is_one_line_and_nothing_is_overwritten(
-    study: Path, tmp_path: Path, file: str, content: str | None, message: str
-) -> None:
-    for name in ("results.json", "prereg.json", "report.html"):
-        shutil.copy(study / name, tmp_path)
-    if content is None:
-        (tmp_path / file).unlink()
-    else:
-        (tmp_path / file).write_text(content)
-    before = (tmp_path / "report.html").read_bytes()
-    with pytest.raises(RunError, match=message):
-        command(tmp_path)
-    assert (tmp_path / "report.html").read_bytes() == before
-
-
 def test_repeats_are_told_of_only_where_an_arm_of_the_contrast_was_repeated(study: Path) -> None:
     results, _ = read(study)
     told = {row[0]: row[5] for row in contrast_table(results, "contrasts").rows}
@@ -322,15 +283,6 @@ def test_repeats_are_told_of_only_where_an_arm_of_the_contrast_was_repeated(stud
     results["noise"][0]["difference"] = dict.fromkeys(results["noise"][0]["difference"], 0.0)
     rows = contrast_table(results, "contrasts").rows
     assert rows[0][5] == "a repeat gave the same bits"
-
-
-def test_a_full_disk_is_told_with_the_name_of_the_file(study: Path, tmp_path: Path) -> None:
-    for name in ("results.json", "prereg.json"):
-        shutil.copy(study / name, tmp_path)
-    (tmp_path / ".report.html.partial").symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"report\.html: cannot be written \(No space left on device\)"):
-        command(tmp_path)
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_report_is_written_without_torch_and_to_the_same_bytes(study: Path) -> None:

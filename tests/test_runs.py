@@ -6,9 +6,15 @@ import pytest
 from depthroute import runs
 from depthroute.errors import RunError
 
+FIELDS = {
+    "step": {"nll": 2.0, "tokens_per_second": 100.0, "seconds": 0.5},
+    "evaluation": {"held_out": "validation", "nll": 2.0, "bits_per_byte": 1.0, "tokens_evaluated": 64},
+    "end": {"seconds": 0.5, "model": {}},
+}
+
 
 def event(kind, step, **fields):
-    return {"event": kind, "step": step, "tokens": step * 10, **fields}
+    return {"event": kind, "step": step, "tokens": step * 10, **FIELDS[kind], **fields}
 
 
 def lines(run, *events, tail=b""):
@@ -31,8 +37,8 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path):
 
 def test_what_the_writer_writes_is_what_readers_read(tmp_path):
     writer = runs.MetricsWriter(tmp_path)
-    writer.write("step", step=1, tokens=10, nll=1 / 3)
-    writer.write("end", step=1, tokens=10)
+    writer.write(**event("step", 1, nll=1 / 3))
+    writer.write(**event("end", 1))
     writer.close()
     assert runs.metrics(tmp_path) == [event("step", 1, nll=1 / 3), event("end", 1)]
 
@@ -50,7 +56,30 @@ def test_a_half_written_last_line_is_not_read(tmp_path):
     assert [e["step"] for e in runs.metrics(tmp_path)] == [1, 2]
 
 
-@pytest.mark.parametrize("damage", [b"{]\n", b"\n", b"7\n", b'{"event": "step", "step": 2}\n', b"\xff\xfe\n"])
+def vouched_for(body):
+    """A line whose checksum is right, whatever it says."""
+    start = body[:-1]
+    return start + runs.SUM + runs.line_sum(start + b"}") + b'"}\n'
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(b"{]\n", b"\n", b"7\n", b'{"event": "step", "step": 2}\n', b"\xff\xfe\n"),
+        *map(vouched_for, (b"{]}", b'{"event": "step"}', b"[" * 100_000 + b"}")),
+        *(
+            runs.encode({key: value for key, value in event("step", 2).items() if key != gone})
+            for gone in event("step", 2)
+        ),
+        runs.encode(event("step", "2")),
+        runs.encode(event("step", -2)),
+        runs.encode(event("step", True)),
+        runs.encode(event("evaluation", 1, nll=None)),
+        runs.encode(event("evaluation", 1, held_out=["validation"])),
+        runs.encode(event("end", 1, model="f00")),
+    ],
+    ids=range(5 + 3 + 6 + 6),
+)
 def test_a_damaged_line_is_named_with_its_file_and_number(tmp_path, damage):
     lines(tmp_path, event("step", 1), tail=damage + runs.encode(event("step", 2)))
     with pytest.raises(RunError, match=r"metrics\.jsonl: line 2 is damaged"):
@@ -69,8 +98,7 @@ def test_no_bit_of_a_line_can_flip_unseen(tmp_path):
 
 
 def test_cutting_back_keeps_what_came_before_the_checkpoint(tmp_path):
-    evaluation = {"held_out": "validation", "nll": 1.0}
-    before = [event("evaluation", 0, **evaluation), event("step", 1), event("evaluation", 1), event("step", 2)]
+    before = [event("evaluation", 0), event("step", 1), event("evaluation", 1), event("step", 2)]
     lines(tmp_path, *before, event("evaluation", 2), event("step", 3), event("end", 3), tail=b'{"ev')
     runs.cut_metrics(tmp_path, 2)
     assert runs.metrics(tmp_path) == before

@@ -1,17 +1,22 @@
 """Study files: what they stand for, and the one line that each mistake is answered with."""
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from depthroute import config
 from depthroute.errors import ConfigError
 from depthroute.study.cells import Planned, overlay
+from depthroute.study.execute import at_a_time, environment
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs, read_study
 from depthroute.study.prereg import built_impl
 from depthroute.study.tuning import tuning_runs
+from depthroute.train import device
 from studies import raw_study, write_study
 
 RAW = raw_study(Path("text.txt"))
@@ -143,6 +148,45 @@ def test_a_contrast_stands_for_every_combination_that_it_leaves_open() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("optimizer.matrices.learning_rate", [0.01, 0.02]),
+        ("model.residual.blocks", [1, 2]),
+        ("model.residual.rank", [4, 8]),
+        ("impl", ["auto", "reference"]),
+        ("tokens", [10240, 20480]),
+        ("model.embedding_std", [0.1, 1.0]),
+    ],
+)
+def test_any_key_of_the_configuration_can_be_crossed(key: str, values: list[Any]) -> None:
+    raw = copy.deepcopy(RAW)
+    raw["arms"] = {"slr": {"model.residual.preset": "slr-block"}, "plr": {"model.residual.preset": "plr-block"}}
+    raw["base"]["model"]["residual"] = {"preset": "slr-block", "blocks": 2, "rank": 2}
+    raw["cross"] = {"factor": {f"level-{value}": {key: value} for value in values}}
+    plan = plan_runs(Study.parse(raw))
+    assert [run.cell for run in plan[:4]] == [f"{arm}|factor=level-{value}" for value in values for arm in raw["arms"]]
+    plain = [config.flatten(run.config.model_dump(mode="json")) for run in plan]
+    changed_keys = [
+        {name for name in {**one, **other} if one.get(name) != other.get(name)}
+        for one, other in ((plain[0], plain[2]), (plain[1], plain[3]))
+    ]
+    assert all(len(changed) == 1 for changed in changed_keys)
+
+
+def test_runs_are_as_many_at_a_time_as_the_study_says_or_as_there_are_gpus_or_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = plan_runs(Study.parse(RAW))[0].config
+    cores = len(os.sched_getaffinity(0))
+    assert at_a_time(run) == cores
+    assert at_a_time(run.model_copy(update={"threads": 10 * cores})) == 1
+    monkeypatch.setattr(device, "choose", lambda _: torch.device("cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    assert at_a_time(run) == 3
+    assert [environment(run, slot, os.environ)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["2", "5", "7"]
+
+
 def everything(path: Path) -> list[Planned]:
     study = read_study(path)
     return [*plan_runs(study), *tuning_runs(study)]
@@ -251,6 +295,27 @@ def test_every_study_that_ships_can_be_planned_and_says_what_it_asks_and_takes(p
     ):
         assert word in opening
     assert all(contrast.margin for contrast in contrasts(study) if contrast.primary)
+
+
+def test_the_studies_hold_every_control_rank_and_combination_that_they_promise() -> None:
+    ranks, controls, roles, _ = map(read_study, STUDIES)
+    assert {"attnres-block", "rd", "rd-tied", "rd-average", "rd-frozen-v", "placebo", "temperature", "rd-qkv"} <= {
+        *controls.arms
+    }
+    assert "prenorm" in controls.arms
+    assert list(controls.cross) == ["size"]
+    assert len(controls.seeds) >= 10
+    tested = {one.arm if one.arm != "rd" else one.against for one in contrasts(controls) if one.primary}
+    assert tested == {"attnres-block", "rd-tied", "rd-average", "rd-frozen-v", "placebo", "temperature"}
+    assert list(ranks.cross["sources"]) == ["full", "N4", "N8", "N16"]
+    keys = [arm["model.residual"]["keys"] for arm in ranks.arms.values()]
+    for kind in ("sliced", "projected"):
+        assert [key[kind] for key in keys if kind in key] == [4, 16, 64]
+    assert len([key for key in keys if "subset" in key]) >= 2
+    assert len(roles.arms) == 3 * 3
+    residuals = [run.config.model.residual for run in plan_runs(roles) if run.seed == roles.seeds[0]]
+    found = {tuple(str(getattr(residual, axis)) for axis in ("routes", "keys")) for residual in residuals}
+    assert len(found) == 9
 
 
 def test_four_studies_ship() -> None:

@@ -92,6 +92,35 @@ def test_a_contrast_stands_at_the_levels_that_it_names_or_at_all(study: Path) ->
     assert "holm_p" not in results_of(study)["contrasts"][2]["summary"]
 
 
+def test_every_held_out_set_has_its_paired_table_and_what_was_not_planned_there_is_not_tested(study: Path) -> None:
+    results = results_of(study)
+    (pair,) = results["unplanned"]
+    assert (pair["held_out"], pair["levels"]) == ("austen", {"size": "S"})
+    assert pair["by_seed"] == pytest.approx({str(seed): value for seed, value in SMALL.items()})
+    assert set(pair) == {"arm", "against", "levels", "held_out", "by_seed"}
+    lines = render(results).splitlines()
+    title = next(n for n, line in enumerate(lines) if line.startswith("NLL on austen (size S) minus the other arm's"))
+    row = lines[title + 2].split()
+    assert row[:3] + row[-6:] == ["rd", "block", "-0.0290", "-", "-", "-", "5", "not", "planned"]
+
+
+def test_metrics_that_are_not_those_of_the_whole_run_are_named(
+    study: Path, plan: list[Planned], prereg: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(study, tmp_path / "study")
+    path = tmp_path / "study/runs/rd/size=S/8" / runs.METRICS
+    events = runs.metrics(path.parent)
+    assert events[1]["event"] == "step"
+    for found in ([events[0], *events[2:]], [*events[:-1], {**events[-1], "step": 65}]):
+        path.write_bytes(b"".join(map(runs.encode, found)))
+        with pytest.raises(RunError, match=r"metrics\.jsonl: is not that of 64 steps, each once and in order; delete"):
+            collect(prereg, plan, tmp_path / "study")
+    kept = [event for event in events if (event["step"], event.get("held_out")) != (64, "austen")]
+    path.write_bytes(b"".join(map(runs.encode, kept)))
+    with pytest.raises(RunError, match="held-out tokens, so they cannot be compared"):
+        collect(prereg, plan, tmp_path / "study")
+
+
 def test_a_run_is_read_with_its_curve_its_cost_and_its_place(study: Path) -> None:
     entries = results_of(study)["runs"]
     run = next(run for run in entries if (run["arm"], run["seed"], run["levels"]["size"]) == ("rd", 8, "M"))
@@ -192,7 +221,7 @@ def test_a_manifest_that_lacks_something_is_named(
 ) -> None:
     shutil.copytree(study, tmp_path / "study")
     (tmp_path / "study/runs/rd/size=S/8" / runs.MANIFEST).write_text("{}")
-    with pytest.raises(RunError, match=r"manifest\.json: has no config_digest"):
+    with pytest.raises(RunError, match=r"manifest\.json: has no data_digest"):
         collect(prereg, plan, tmp_path / "study")
 
 
@@ -234,6 +263,7 @@ def test_a_study_without_a_finished_run_has_results_all_the_same(tmp_path: Path)
     assert [contrast["verdict"] for contrast in results["contrasts"]] == ["incomplete"]
     assert (results["runs"], results["gaps"], results["noise"], len(results["missing"])) == ([], [], [], 4)
     assert "is incomplete: 0 of 2 planned pairs" in render(results)
+    assert render(results).count("warning: no arm was tuned: a difference may be one of settings") == 1
 
 
 def test_a_contrast_on_a_set_that_no_run_was_judged_on_is_refused(tmp_path: Path) -> None:
@@ -251,7 +281,8 @@ def test_tuning_warns_of_edges_and_of_arms_that_were_not_tuned(tmp_path: Path) -
     grid = {"optimizer.queries": [0.001, 0.003], "model.embedding_std": [0.5, 1.0]}
     edges = {"block": ["optimizer.queries"], "rd": ["optimizer.queries", "model.embedding_std"]}
     tuned = {
-        arm: {"grid": grid, "points": [], "selected": {}, "on_edge": keys, "tuned": True} for arm, keys in edges.items()
+        arm: {"grid": grid, "points": [], "selected": {}, "on_edge": keys, "tuned": True, "digest": "f00"}
+        for arm, keys in edges.items()
     }
     tuning.write(tuned, tmp_path)
     text = render(collect(prereg, plan, tmp_path))

@@ -1,24 +1,24 @@
 """Studies that really train: pairs, interruption and continuation to the same bits, failures that hide nothing."""
 
-import io
 import json
+import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 
 from depthroute import runs
 from depthroute.cli import study as commands
 from depthroute.errors import ConfigError, RunError
 from depthroute.study import prereg
-from depthroute.study.dashboard import Dashboard, Working
 from depthroute.study.execute import Outcome, environment
 from depthroute.study.lock import held, locked
 from depthroute.study.plan import Study, plan_runs, read_study
@@ -80,11 +80,13 @@ def test_equal_seeds_start_from_equal_losses_and_others_do_not(folder: Path) -> 
     assert abs(first["prenorm", 3] - first["prenorm", 1]) > 1e-3
 
 
-def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder: Path) -> None:
+def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study, place = folder / "study.yaml", folder / "broken"
 
     def start_and(signal_number: int, most: int) -> tuple[int, str, str]:
-        """Begin or go on, and send the signal after a random number of further steps, up to `most`."""
+        """Begin or go on, look at it, and send the signal after a random number of further steps, up to `most`."""
         moment = steps_done(place) + random.randint(1, most)
         process = subprocess.Popen(
             command("study", "run", study, "--dir", place), cwd=folder, env=shell(),
@@ -95,6 +97,8 @@ def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
+        commands.status(place)
+        assert re.search(r"runs: \d of 4 complete, .*under way.*\nworkers are at it now\n", capsys.readouterr().out)
         process.send_signal(signal_number)
         printed, errors = process.communicate(timeout=60)
         return process.returncode, printed, errors
@@ -116,10 +120,37 @@ def test_a_stopped_and_a_killed_study_ends_in_the_bits_of_an_unbroken_one(folder
         time.sleep(0.05)
     assert not all(runs.finished(place / "runs" / arm / str(seed)) for arm, seed in PAIRS)
 
+    with ThreadPoolExecutor() as pool:
+        killed = pool.submit(kill_the_first_worker_that_steps, place)
+        _, outcome = again(folder, place)
+    assert [failure.run.name for failure in outcome.failures] == [killed.result()], "a worker that dies hides no other"
+    assert outcome.signal == 0
     results, outcome = again(folder, place)
     assert outcome == Outcome([], 0)
     assert weights(place) == weights(folder / "whole")
     assert losses(results) == losses(json.loads((folder / "result.json").read_text()))
+
+
+def kill_the_first_worker_that_steps(place: Path) -> str:
+    """SIGKILL to one of this process's own workers once it has trained a step; the name of its run."""
+    before, deadline = {run: last_step(run) for run in run_directories(place)}, time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for run in run_directories(place):
+            step = last_step(run)
+            if step is not None and step != before.get(run) and step["step"] < STEPS:
+                worker = next(pid for pid in children() if str(run) in Path(f"/proc/{pid}/cmdline").read_text())
+                os.kill(worker, signal.SIGKILL)
+                return f"{run.parent.name} seed {run.name}"
+        time.sleep(0.005)
+    raise AssertionError("no worker has trained a step")
+
+
+def run_directories(place: Path) -> list[Path]:
+    return [place / "runs" / arm / str(seed) for arm, seed in PAIRS]
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def steps_done(place: Path) -> int:
@@ -161,24 +192,6 @@ def test_a_failing_arm_is_reported_with_its_log_and_hides_no_other(
     assert "runs: 2 of 6 complete, 2 diverged, 1 interrupted, 1 not started" in status
     assert "wild seed 3 diverged, log logs/wild/3.log: error: " in status
     assert "nll is nan" in status
-
-
-def test_the_status_of_a_study_is_its_table_and_what_is_missing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = folder / "partial"
-    shutil.copytree(folder / "whole", place)
-    shutil.rmtree(place / "runs/rd/1")
-    commands.status(place, False)
-    printed = capsys.readouterr().out
-    assert "rd seed 1: no step yet" in printed
-    assert "incomplete: 1 of 2 planned pairs" in printed
-    assert "runs: 3 of 4 complete, 1 not started" in printed
-    assert "nothing is at work" in printed
-    commands.status(place, True)
-    assert json.loads(capsys.readouterr().out)["missing"][0]["arm"] == "rd"
-    with pytest.raises(ConfigError, match="no such file"):
-        commands.status(folder / "data", False)
 
 
 def test_a_finished_study_trains_nothing_again(folder: Path) -> None:
@@ -289,30 +302,3 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(folder: Pat
     with pytest.raises(ConfigError, match=r"bf16|cuda"):
         again(folder, tmp_path / "elsewhere", lambda raw: raw["base"].update(device="cuda", precision="bf16"))
     assert not (tmp_path / "elsewhere/runs").exists()
-
-
-def test_the_newest_step_is_found_behind_other_events_and_damage(tmp_path: Path) -> None:
-    assert last_step(tmp_path) is None
-    lines = [{"event": "step", "step": n, "nll": 2.0} for n in range(1, 4)] + [{"event": "evaluation", "step": 3}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / runs.METRICS).write_text(text + '{"event": "step", "st\n{"event": "step", "step": 4, "nl')
-    assert last_step(tmp_path) == {"event": "step", "step": 3, "nll": 2.0}
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_a_line_a_worker_and_a_pipe_none_at_once() -> None:
-    working = [Working("rd seed 1", 30, 60, 4.25, 72.0), Working("prenorm seed 1", 0, 60, None, None)]
-    screen, pipe = Terminal(), io.StringIO()
-    for file in (screen, pipe):
-        console = Console(file=file, force_terminal=isinstance(file, Terminal), width=100, _environ={"TERM": "xterm"})
-        with Dashboard(console) as dashboard:
-            dashboard.say("[bold] is printed as it is")
-            dashboard.show("1 of 4 runs complete", working)
-        assert "[bold] is printed as it is" in file.getvalue()
-    for part in ("1 of 4 runs complete", "rd seed 1", "30/60", "training NLL 4.250", "1m 12s left", "starting"):
-        assert part in screen.getvalue()
-    assert "rd seed 1" not in pipe.getvalue()

@@ -203,6 +203,24 @@ def test_a_killed_tuning_goes_on_to_the_same_bits_freezes_its_choice_and_the_run
     assert wild.failure_file(place).exists()
 
 
+def test_values_are_never_chosen_on_a_document_that_a_contrast_is_judged_on(tmp_path: Path) -> None:
+    raw = raw_tuned(tmp_path)
+    text = write_text(tmp_path).read_text()
+    (tmp_path / "other.txt").write_text(text[::-1])
+    raw["base"]["data"]["held_out"]["tuning"] = {
+        "files": [str(tmp_path / "text.txt"), str(tmp_path / "other.txt")],
+        "split": "document",
+        "validation": 0.9,
+    }
+    study = write_study(tmp_path, raw)
+    with pytest.raises(
+        ConfigError,
+        match=r"tuning\.held_out: \d+ of the \d+ documents of 'tuning' stand in 'validation' too, on which a contrast",
+    ):
+        commands.plan(study, tmp_path / "place", tmp_path / "data")
+    assert not (tmp_path / "place/prereg.json").exists()
+
+
 def test_an_amendment_of_an_arm_that_has_begun_names_the_key_that_changed(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text(write_text(tmp_path).read_text()[::-1])
     raw, place = raw_tuned(tmp_path), tmp_path / "place"

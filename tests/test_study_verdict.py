@@ -94,7 +94,7 @@ def test_each_verdict_has_its_rule_and_its_words(
         (SMALL, None, "described", "rd against block on validation, described and not judged: mean -0.0301, 95 % int"),
         (SMALL, 0.05, "described", "described and not judged"),
         ((0.0001, -0.0001, 0.0002, -0.0002, 0.0001), 0.005, "equivalent", "no difference between rd and block"),
-        ((0.01, -0.012, 0.02, -0.015, 0.001), 0.005, "described", "described and not judged"),
+        ((0.01, -0.012, 0.02, -0.015, 0.001), 0.005, "described", "under-powered: 0.0"),
         ((0.5,) * 5, None, "described", "the differences have no spread"),
         ((0.0,) * 5, None, "identical", "rd and block are identical"),
     ],

@@ -18,10 +18,48 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt
+
 from depthroute.errors import RunError
+from depthroute.schema import Content
 
 CONFIG, MANIFEST, METRICS, CHECKPOINTS, MODEL = "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints", "model"
 MODEL_FILES = ("model.safetensors", "config.json")
+
+
+class Event(Content):
+    """One line of metrics.jsonl. `step` and `tokens` are those trained so far."""
+
+    event: str
+    step: NonNegativeInt
+    tokens: NonNegativeInt
+
+
+class Step(Event):
+    """Training NLL in nats a token; `seconds` of all steps so far."""
+
+    nll: float
+    tokens_per_second: float
+    seconds: float
+
+
+class Evaluation(Event):
+    """NLL of one held-out set, in nats a token."""
+
+    held_out: str
+    nll: float
+    bits_per_byte: float
+    tokens_evaluated: int
+
+
+class End(Event):
+    """The last line of a finished run. `model` holds the sha256 of each file of the final model."""
+
+    seconds: float
+    model: dict[str, str]
+
+
+EVENTS: dict[object, type[Event]] = {"step": Step, "evaluation": Evaluation, "end": End}
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -96,7 +134,7 @@ def manifest(run: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise RunError(f"{path}: missing; {run} is not a run directory, or its run never started") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}); the run cannot be trusted, start it again elsewhere") from None
     if not isinstance(content, dict):
         raise RunError(f"{path}: damaged (not a JSON object); the run cannot be trusted, start it again elsewhere")
@@ -126,9 +164,8 @@ def finished(run: Path) -> bool:
     events = metrics(run)
     if not events or events[-1]["event"] != "end":
         return False
-    recorded = events[-1].get("model")
     for name, sha256 in model_sums(run).items():
-        if not isinstance(recorded, dict) or recorded.get(name) != sha256:
+        if events[-1]["model"].get(name) != sha256:
             raise RunError(
                 f"{run / MODEL / name}: damaged (its sha256 is not the one that the run's end recorded); "
                 f"delete {run / MODEL} and train with --resume to write it again"
@@ -146,10 +183,12 @@ def model_sums(run: Path) -> dict[str, str]:
 
 
 def final_evaluation(run: Path) -> dict[str, dict[str, Any]]:
-    """The last evaluation event of each held-out set, by its name; RunError if the run has not ended."""
+    """The evaluation of each held-out set at the end of a run, by its name; RunError if the run has not ended."""
     if not finished(run):
         raise RunError(f"{run}: the run has not ended; finish it with --resume")
-    return {event["held_out"]: event for event in metrics(run) if event["event"] == "evaluation"}
+    events = metrics(run)
+    last = events[-1]["step"]
+    return {event["held_out"]: event for event in events if event["event"] == "evaluation" and event["step"] == last}
 
 
 def cut_metrics(run: Path, step: int) -> None:
@@ -174,10 +213,18 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The event of a line without its end; None if a byte of it is not the one that was written."""
+    """The event of a line without its end; None if a byte of it is not the one that was written, or it is no event."""
     start, found, end = line.rpartition(SUM)
     body = start + b"}"
-    return json.loads(body) if found and end == line_sum(body) + b'"}' else None
+    if not found or end != line_sum(body) + b'"}':
+        return None
+    try:
+        event = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if Event.misfit(event) or EVENTS.get(event["event"], Event).misfit(event):
+        return None
+    return event
 
 
 def line_sum(body: bytes) -> bytes:

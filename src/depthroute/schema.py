@@ -82,6 +82,28 @@ def fields_at(schema: type[BaseModel], keys: list[str]) -> set[str]:
     return set(schema.model_fields)
 
 
+class Content(BaseModel):
+    """What the readers of a file that we wrote rely on: values of these very types. More keys may stand beside."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def misfit(cls, content: object) -> str | None:
+        """Where parsed JSON has another shape, in words, such as `has no runs.0.seed`; None where it has this one."""
+        try:
+            cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"])) or "content"
+            if first["type"] == "missing":
+                return f"has no {key}"
+            if first["type"] == "value_error":
+                return f"damaged ({first['msg'].removeprefix('Value error, ')})"
+            shown = repr(first["input"])
+            return f"damaged ({key} is {shown if len(shown) <= 40 else f'{shown[:40]}...'})"
+        return None
+
+
 class Choice(Schema):
     """One way to fill an axis, written as its word (`full`) or as a mapping of that word to its option (`{blocks: 8}`).
 

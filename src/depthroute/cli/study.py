@@ -127,10 +127,11 @@ def status(
     as_json: AsJson = False,
     include_flagged: Flagged = False,
 ) -> None:
-    """Show how far a study is, and what its finished runs say, from its directory alone."""
+    """Show how far a study is, and what its finished runs say, from its directory and as its plan has it."""
     import json
 
     from depthroute.study import prereg
+    from depthroute.study.amend import design_differences
     from depthroute.study.conduct import STUDY
     from depthroute.study.lock import held
     from depthroute.study.plan import read_study
@@ -140,16 +141,22 @@ def status(
     from depthroute.study.table import render
     from depthroute.study.tuning import planned, tuning_runs
 
-    study = read_study(directory / STUDY)
+    text = read_study(directory / STUDY)
+    document = prereg.read(directory)
+    study = prereg.planned_study(document)
     tune, main = tuning_runs(study), planned(study, directory)
-    results = collect(prereg.read(directory), main, directory, include_flagged)
+    results = collect(document, main, directory, include_flagged)
     at_work = held(directory)
     found = {"tuning": progress(tune, directory), "runs": progress(main, directory), "at_work": at_work}
+    differences = design_differences(document, text)
     if as_json:
-        typer.echo(json.dumps({**results, "progress": found}, indent=2))
+        typer.echo(json.dumps({**results, "progress": found, "differences": differences}, indent=2))
         return
     typer.echo(render(results))
     typer.echo()
+    if differences:
+        more = f" and in {len(differences) - 1} more" if len(differences) > 1 else ""
+        typer.echo(f"warning: {STUDY} differs from the plan, which is what is shown: {differences[0]}{more}")
     for plan, counts in ((tune, found["tuning"]), (main, found["runs"])):
         for line in standing(plan, counts, at_work) if plan else []:
             typer.echo(line)

@@ -10,13 +10,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from depthroute.report import figures, tables
+from depthroute.report import figures, tables, written
 from depthroute.report.figures import Figure
 from depthroute.report.svg import COLOURS, standalone
 from depthroute.report.tables import NONE, Table, minus, ordered
 from depthroute.study.gaps import noise_floor
 from depthroute.study.seal import read_results, write_file
-from depthroute.study.table import amendment_lines, held_out_names, level_sets, repeat_words, when
+from depthroute.study.table import amendment_lines, held_out_names, level_sets, repeat_words, tuning_warnings, when
 from depthroute.study.verdict import at_levels, judged
 
 PAGE = "report.html"
@@ -69,10 +69,8 @@ def write(results: Entry, plan: Entry, directory: Path) -> Path:
     files = {f"figures/{figure.name}.svg": standalone(figure.svg) for figure in drawn}
     files |= {f"tables/{name}": text for name, text in tables.data_files(results).items()}
     files |= {f"tables/{table.name}.tex": table.latex() for table in (*summaries, *seeds, noise, tuning) if table.rows}
-    for name, text in {**files, PAGE: html}.items():
-        path = directory / name
-        path.parent.mkdir(exist_ok=True)
-        write_file(path, text.encode())
+    written.replace(directory, {name: text.encode() for name, text in files.items()})
+    write_file(directory / PAGE, html.encode())
     return directory / PAGE
 
 
@@ -106,7 +104,7 @@ def render(
         sections=sections,
         provenance=provenance(results, plan),
         when=when,
-        power=power_words(results["power"]),
+        power=results["power"]["words"],
         colours=list(COLOURS.items()),
         svg=Markup,
         absent=NONE,
@@ -163,7 +161,7 @@ def warnings(results: Entry) -> Iterator[str]:
         flagged = counted(len(results["flagged"]), "run")
         yield f"{flagged} flagged, for not being as the plan says, and {what}: see Provenance."
     for line in amendment_lines(results):
-        yield f"{line[0].upper()}{line[1:].rstrip('.')}."
+        yield sentence(line)
     pairs = len(results["seeds"])
     if 2 / 2**pairs > results["level"]:
         yield (
@@ -183,13 +181,14 @@ def warnings(results: Entry) -> Iterator[str]:
                 f"The mean difference of {contrast['arm']} and {contrast['against']} on {contrast['held_out']} is "
                 f"smaller than what repeating a run changes: {repeat_words(floor)}."
             )
-    if results["tuning"] is None:
-        yield "No arm was tuned: a difference may be one of settings that suit one arm better."
-    else:
-        yield from (f"{words[0].upper()}{words[1:]}." for words in results["tuning"]["warnings"])
+    yield from (sentence(words) for words in tuning_warnings(results))
     for key in MIXED:
         if len(results["provenance"][key]) > 1:
             yield f"The runs differ in {key}: {', '.join(map(str, results['provenance'][key]))}."
+
+
+def sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def provenance(results: Entry, plan: Entry) -> list[tuple[str, str]]:
@@ -208,12 +207,6 @@ def provenance(results: Entry, plan: Entry) -> list[tuple[str, str]]:
     for versions in found["versions"]:
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
     return rows
-
-
-def power_words(power: Any) -> list[str]:
-    """The plan's own sentences on what it can detect."""
-    words = power.get("words", []) if isinstance(power, Mapping) else power or []
-    return [words] if isinstance(words, str) else list(words)
 
 
 def counted(number: int, noun: str) -> str:

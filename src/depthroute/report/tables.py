@@ -139,13 +139,20 @@ def loss_table(results: Entry, levels: Mapping[str, str], held_out: str, name: s
 
 
 def difference_table(results: Entry, levels: Mapping[str, str], held_out: str, name: str, title: str) -> Table:
-    found = [c for c in results["contrasts"] if (c["levels"], c["held_out"]) == (levels, held_out)]
+    """The planned contrasts, then the same pairs where they are judged elsewhere, with a seed a row."""
+    here = [
+        [pair for pair in results[kind] if (pair["levels"], pair["held_out"]) == (levels, held_out)]
+        for kind in ("contrasts", "unplanned")
+    ]
+    found = [*here[0], *here[1]]
     rows = [
         [str(seed), *(nats(c["by_seed"][str(seed)]) if str(seed) in c["by_seed"] else NONE for c in found)]
         for seed in results["seeds"]
     ]
-    rows.append(["mean", *(nats(c["summary"]["mean"]) if c["summary"] else NONE for c in found)])
-    return Table(name, title, ["seed", *(f"{c['arm']} {MINUS} {c['against']}" for c in found)], rows, foot=1)
+    whole = [list(c["by_seed"].values()) if len(c["by_seed"]) > 1 else [] for c in found]
+    rows.append(["mean", *(nats(sum(values) / len(values)) if values else NONE for values in whole)])
+    heads = [f"{c['arm']} {MINUS} {c['against']}{', not planned' if c in here[1] else ''}" for c in found]
+    return Table(name, title, ["seed", *heads], rows, foot=1)
 
 
 def noise_table(results: Entry, name: str) -> Table:
@@ -232,7 +239,7 @@ def _contrast_rows(results: Entry) -> Iterator[list[object]]:
 
 
 def _difference_rows(results: Entry) -> Iterator[list[object]]:
-    for c in results["contrasts"]:
+    for c in (*results["contrasts"], *results["unplanned"]):
         for seed, value in c["by_seed"].items():
             yield [c["arm"], c["against"], _levels(c), c["held_out"], seed, value]
 

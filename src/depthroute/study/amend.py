@@ -10,7 +10,7 @@ from depthroute.study import prereg, tuning
 from depthroute.study.cells import cell_name
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs, run_config
 from depthroute.study.results import flags
-from depthroute.study.state import check_same_run
+from depthroute.study.state import check_same_run, manifest
 
 DATA = ("data_digest", "tokenizer_digest")
 RESTORE = "restore the text that the runs were trained on, or choose another --dir for a new study"
@@ -25,7 +25,7 @@ def design_differences(plan: prereg.Document, study: Study) -> list[str]:
     if not lines:
         now = {run.cell: prereg.digest_without_seed(run.config) for run in plan_runs(study)}
         lines = [
-            f"{cell} is read as another configuration" for cell in now if now[cell] != plan["config_digests"][cell]
+            f"{cell} is read as another configuration" for cell in now if now[cell] != plan["config_digests"].get(cell)
         ]
     return lines
 
@@ -114,7 +114,7 @@ def refuse(directory: Path, plan: prereg.Document, lines: Sequence[str], file: s
 def disowned(old: prereg.Document, new: prereg.Document, study: Study, directory: Path) -> int:
     """How many finished runs agreed with the old plan and would be flagged under the new one."""
     described = [
-        (run, runs.manifest(run.directory(directory)))
+        (run, manifest(run, directory))
         for run in plan_runs(prereg.planned_study(old))
         if run.arm in study.arms and runs.finished(run.directory(directory))
     ]

@@ -23,7 +23,7 @@ from depthroute.errors import RunError
 from depthroute.study import amend, prereg, tuning
 from depthroute.study.cells import Planned
 from depthroute.study.dashboard import Dashboard
-from depthroute.study.execute import Outcome, execute
+from depthroute.study.execute import Outcome, at_a_time, execute
 from depthroute.study.lock import locked
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.results import collect, save
@@ -59,10 +59,11 @@ def conduct(
             plan = ready(study, text, directory, data_root, dashboard, file)
         except KeyboardInterrupt:
             return {}, Outcome([], signal.SIGINT)
-        outcome = tune(study, workers or study.workers, directory, data_root, lock, dashboard)
+        number = workers or study.workers or at_a_time(plan_runs(study)[0].config)
+        outcome = tune(study, number, directory, data_root, lock, dashboard)
         final = planned(study, directory)
         if outcome == Outcome([], 0):
-            outcome = execute(final, workers or study.workers, directory, data_root, lock, dashboard)
+            outcome = execute(final, number, directory, data_root, lock, dashboard)
         results = sealed(collect(plan, final, directory, include_flagged))
         save(results, directory)
     return results, outcome

@@ -115,6 +115,13 @@ def start(run: Planned, slot: int, directory: Path, data_root: Path, lock: int) 
         )
 
 
+def at_a_time(run: config.Config) -> int:
+    """How many runs are trained at a time unless a number is given: one a GPU, or as many as the CPU has cores for."""
+    if device.choose(run).type == "cuda":
+        return len(visible_gpus(os.environ))
+    return max(len(os.sched_getaffinity(0)) // (run.threads or 1), 1)
+
+
 def environment(run: config.Config, slot: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Variables of a worker: threads as the run says, repeatable cuBLAS, glibc's allocator on a CPU, one GPU a slot."""
     variables = {**inherited, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false"}

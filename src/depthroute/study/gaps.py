@@ -35,6 +35,8 @@ def pairs_of(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int]) ->
 def gap_curves(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int], level: float) -> list[dict[str, Any]]:
     """One entry an axis; none without a complete pair. `level` is the error rate of the intervals, such as 0.05."""
     pairs = pairs_of(contrast, entries, seeds)
+    if any(len(spent(run, "tokens", contrast["held_out"])) == 0 for pair in pairs.values() for run in pair):
+        return []
     named = {key: contrast[key] for key in ("arm", "against", "levels", "held_out")}
     return [{**named, "axis": axis, **gap_curve(pairs, named, axis, level)} for axis in AXES if pairs]
 
@@ -70,11 +72,11 @@ def price(run: Entry, axis: str) -> float:
 
 
 def spent(run: Entry, axis: str, held_out: str) -> np.ndarray:
-    """[milestone, 2]: what a run had spent and its NLL there, without the milestone before the first step."""
+    """[milestone, 2]: what a run had spent and its NLL there, at the milestones after the first step that have one."""
     rows = [
         (point["tokens"] * run["flops_per_token"] if axis == "flops" else point[axis], point["held_out"][held_out])
         for point in run["curve"]
-        if point["tokens"] > 0
+        if point["tokens"] > 0 and held_out in point["held_out"]
     ]
     return np.array(rows, dtype=np.float64)
 

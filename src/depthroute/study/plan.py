@@ -6,7 +6,7 @@ arms:
   shared: {model.residual.preset: attnres-block} # what differs from base, dotted or nested
   decoupled: {model.residual.preset: rd}
 seeds: [1, 2, 3]
-workers: 2
+workers: 2                                       # runs at a time; one a GPU, or one a CPU core, unless given
 baseline: shared                                 # the first arm, unless named
 cross: {size: {S: {model.size: tiny}, M: {model.size: small}}}   # every arm at every combination of levels
 contrasts: [{arm: decoupled, against: shared, primary: true, margin: 0.005}]    # `at`, `held_out`, `equivalence`
@@ -42,7 +42,7 @@ class Study(Schema):
     base: dict[str, Any]
     arms: dict[Name, Changes]
     seeds: list[Annotated[int, Strict()]]
-    workers: Annotated[int, Strict(), Field(ge=1)] = 2
+    workers: Annotated[int, Strict(), Field(ge=1)] | None = None
     baseline: str | None = None
     cross: dict[Name, dict[Name, Changes]] = Field(default_factory=dict)
     contrasts: Annotated[list[ContrastSpec], Field(min_length=1)] | None = None

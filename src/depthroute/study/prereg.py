@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from depthroute import config
-from depthroute.data import INDEX, read_index
+from depthroute.data import INDEX, Part, read_index
 from depthroute.data.files import sha256
 from depthroute.errors import ConfigError
 from depthroute.model.transformer import Transformer
@@ -35,6 +37,7 @@ METRIC = "NLL, nats a token"
 def document(study: Study, data: Path) -> Document:
     """The plan of a study whose data lie built in `data`. ConfigError if an arm's model cannot be built."""
     index = read_index(data)
+    check_unseen(study, data)
     cells = {run.cell: run for run in plan_runs(study) if run.seed == study.seeds[0] and not run.replicate}
     tuning_runs(study)  # A point that is no configuration is found now.
     first = next(iter(cells.values())).config
@@ -68,6 +71,27 @@ def document(study: Study, data: Path) -> Document:
     return sealed(body)
 
 
+def check_unseen(study: Study, data: Path) -> None:
+    """ConfigError if a document that values are chosen on is also one that a contrast is judged on."""
+    if study.tuning is None:
+        return
+    split = study.tuning.held_out
+    tuned_on = documents(data, split)
+    for name in dict.fromkeys(contrast.held_out for contrast in contrasts(study)):
+        if shared := tuned_on & documents(data, name):
+            raise ConfigError(
+                f"tuning.held_out: {len(shared)} of the {len(tuned_on)} documents of '{split}' stand in '{name}' too, "
+                "on which a contrast is judged; tune on other text, as what was chosen on a text looks good there"
+            )
+
+
+def documents(data: Path, name: str) -> set[bytes]:
+    """A digest of the tokens of every document of a part."""
+    index = read_index(data)
+    part = Part(data, name, index.parts[name], np.dtype(index.dtype))
+    return {hashlib.sha256(part.read(*ends).tobytes()).digest() for ends in pairwise(part.offsets.tolist())}
+
+
 def read(directory: Path) -> Document:
     """RunError if there is no plan, or it was edited."""
     return read_plan(directory)
@@ -79,7 +103,7 @@ def write(plan: Document, directory: Path) -> None:
 
 def planned_study(plan: Mapping[str, Any]) -> Study:
     """The study that a plan holds."""
-    return Study.parse(plan["study"])
+    return Study.parse(plan["study"], f"study in {PREREG}")
 
 
 def decision_rule(planned: Sequence[Contrast], level: float) -> str:

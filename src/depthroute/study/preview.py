@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from depthroute.study.cells import Planned
+from depthroute.study.execute import at_a_time
 from depthroute.study.measure import known_speeds, measured_speed, seconds_left
 from depthroute.study.plan import Study
 from depthroute.study.tuning import planned, tuning_runs
@@ -54,11 +55,12 @@ def amount(study: Study, directory: Path, data: Path, data_root: Path, measure: 
     if lacking and not measure:
         return [*lines, f"{'time':{INDENT}}not known yet; --measure trains a few steps of every configuration to tell"]
     speeds |= {cell: measured_speed(run, data_root) for cell, run in lacking.items()}
-    left = seconds_left([*tune, *main], directory, data, speeds, study.workers)
+    workers = study.workers or at_a_time(main[0].config)
+    left = seconds_left([*tune, *main], directory, data, speeds, workers)
     slow, fast = min(speeds.values()), max(speeds.values())
     return [
         *lines,
-        f"{'time':{INDENT}}about {duration(left)} left with {study.workers} at a time that do not slow each other down "
+        f"{'time':{INDENT}}about {duration(left)} left with {workers} at a time that do not slow each other down "
         f"({slow:,.0f} to {fast:,.0f} tokens/s each)",
     ]
 

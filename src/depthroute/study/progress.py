@@ -1,9 +1,7 @@
 """How far runs are, read from their directories while they train, and how long the rest will take."""
 
-import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -26,12 +24,8 @@ def last_step(run: Path) -> dict[str, Any] | None:
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return None
-    for line in reversed(lines):
-        with suppress(ValueError):
-            event = json.loads(line)
-            if event["event"] == "step":
-                return event
-    return None
+    events = map(runs.decode, reversed(lines))
+    return next((event for event in events if event is not None and event["event"] == "step"), None)
 
 
 @final

@@ -2,6 +2,7 @@
 
 runs         one entry a finished run: held-out NLL at the end and along the way, cost, conditions, flags
 contrasts    one entry a planned comparison and combination of levels: differences by seed, tests, verdict, words
+unplanned    the same pairs on the held-out sets that no contrast is about: differences by seed, and no test
 gaps         one entry a contrast and axis (tokens, flops, seconds): the paired gap along training
 noise        one entry a replicate: its difference from the run that it repeats
 tuning, power, missing, flagged, provenance     what the numbers rest on
@@ -12,31 +13,24 @@ What the numbers say is worked out in `verdict` and `gaps` from `runs` alone; he
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from depthroute import config, runs
+from depthroute import runs
 from depthroute.errors import RunError
 from depthroute.model.cost import training_flops
-from depthroute.study import seal
+from depthroute.study import formats, seal
 from depthroute.study.cells import Planned
 from depthroute.study.progress import last_step
 from depthroute.study.seal import RESULTS, RESULTS_FORMAT
-from depthroute.study.state import state
+from depthroute.study.state import manifest, state
 from depthroute.study.tuning import read as frozen
 from depthroute.study.verdict import SHARED, judged
 
-SHAPES: dict[str, Any] = {
-    "vocab": int,
-    "parameters": int,
-    "deterministic": bool,
-    "threads": int | None,
-    "versions": dict,
-}
-"""Of a manifest's values; the others are words."""
-DESCRIBED = (*SHARED, "parameters", "impl", "device", "precision", "deterministic", "threads", "versions")
+DESCRIBED = tuple(formats.Conditions.model_fields)
+"""What a run's entry takes from its manifest."""
 
 
 def collect(
@@ -87,14 +81,9 @@ def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[s
     `flops` holds FLOPs a token by cell, and is filled. Seconds are those of the training steps alone.
     """
     directory = run.directory(study)
-    described = runs.manifest(directory)
-    check_manifest(described, directory)
-    if described["config_digest"] != config.digest(run.config):
-        raise RunError(
-            f"{directory}: was trained with another configuration than the study's; "
-            "delete that directory to train it anew, or choose another --dir"
-        )
+    described = manifest(run, study)
     events = runs.metrics(directory)
+    check_steps(events, run.config.steps, directory)
     cell = run.cell
     if cell not in flops:
         model = run.config.model.model_copy(update={"vocab": described["vocab"]})
@@ -120,26 +109,22 @@ def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[s
     }
 
 
-def check_manifest(described: Mapping[str, Any], run: Path) -> None:
-    """RunError names what a manifest lacks, or says in another shape than training writes it."""
-    for key in ("config_digest", "vocab", *DESCRIBED):
-        if key not in described:
-            problem = f"has no {key}"
-        elif not isinstance(described[key], SHAPES.get(key, str)):
-            problem = f"damaged ({key} is {described[key]!r})"
-        else:
-            continue
-        raise RunError(f"{run / runs.MANIFEST}: {problem}; delete {run} and run the study again")
+def check_steps(events: Sequence[Mapping[str, Any]], steps: int, run: Path) -> None:
+    trained = [event["step"] for event in events if event["event"] == "step"]
+    if trained != list(range(1, steps + 1)) or any(event["step"] > steps for event in events):
+        raise RunError(
+            f"{run / runs.METRICS}: is not that of {steps} steps, each once and in order; "
+            f"delete {run} and run the study again"
+        )
 
 
-def curve(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def curve(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The evaluations of a run in order, one entry a milestone."""
-    seconds, found = {0: 0.0}, dict[int, dict[str, Any]]()
+    seconds = {0: 0.0} | {event["step"]: event["seconds"] for event in events if event["event"] == "step"}
+    found: dict[int, dict[str, Any]] = {}
     for event in events:
         step = event["step"]
-        if event["event"] == "step":
-            seconds[step] = event["seconds"]
-        elif event["event"] == "evaluation":
+        if event["event"] == "evaluation":
             point: dict[str, Any] = {"step": step, "tokens": event["tokens"], "seconds": seconds[step], "held_out": {}}
             found.setdefault(step, point)["held_out"][event["held_out"]] = event["nll"]
     return list(found.values())
@@ -150,7 +135,7 @@ def flags(described: Mapping[str, Any], prereg: Mapping[str, Any], cell: str) ->
     impl: Any = prereg["impl"]
     planned: dict[str, Any] = {
         **{key: prereg[key] for key in SHARED},
-        "impl": impl if isinstance(impl, str) else impl[cell],
+        "impl": impl if isinstance(impl, str) else impl.get(cell, "nothing"),
         **{f"versions.{name}": version for name, version in prereg["versions"].items()},
     }
     found = {**described, **{f"versions.{name}": version for name, version in described["versions"].items()}}

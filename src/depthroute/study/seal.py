@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from depthroute import runs
 from depthroute.errors import RunError
+from depthroute.study import formats
 
 PREREG, PREREG_FORMAT = "prereg.json", 1
 RESULTS, RESULTS_FORMAT = "results.json", 2
@@ -25,8 +26,10 @@ def sealed(body: Mapping[str, Any]) -> Document:
     return {"format": plain["format"], "digest": hashlib.sha256(canonical.encode()).hexdigest(), **plain}
 
 
-def read(path: Path, known: int, missing: str, damaged: str, edited: str, outdated: str) -> Document:
-    """A sealed file of format `known`. RunError with the hint that fits if it is not as it was written."""
+def read(
+    path: Path, known: int, shape: type[formats.Sealed], missing: str, damaged: str, edited: str, outdated: str
+) -> Document:
+    """A sealed file of format `known` and this `shape`. RunError with the hint that fits if it is not as written."""
     try:
         written = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -40,6 +43,8 @@ def read(path: Path, known: int, missing: str, damaged: str, edited: str, outdat
         raise RunError(f"{path}: has format {document['format']}, this version reads {known}; {outdated}")
     if not _intact(document):
         raise RunError(f"{path}: was edited after it was written (its digest does not match); {edited}")
+    if problem := shape.misfit(document):
+        raise RunError(f"{path}: {problem}; {damaged}")
     return document
 
 
@@ -48,6 +53,7 @@ def read_plan(directory: Path) -> Document:
     return read(
         directory / PREREG,
         PREREG_FORMAT,
+        formats.Plan,
         missing="`depthroute study plan` writes it before the first run",
         damaged="restore the file, or start the study anew in another --dir",
         edited="restore it",
@@ -59,7 +65,13 @@ def read_results(directory: Path) -> tuple[Document, Document]:
     """results.json and the plan that it is of. RunError if either was edited, or the plan has changed since."""
     path = directory / RESULTS
     results = read(
-        path, RESULTS_FORMAT, missing="`depthroute study run` writes it", damaged=ANEW, edited=ANEW, outdated=ANEW
+        path,
+        RESULTS_FORMAT,
+        formats.Results,
+        missing="`depthroute study run` writes it",
+        damaged=ANEW,
+        edited=ANEW,
+        outdated=ANEW,
     )
     plan = read_plan(directory)
     if results["provenance"]["plan"] != plan["digest"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from depthroute import config, runs
 from depthroute.errors import RunError
+from depthroute.study import formats
 from depthroute.study.cells import Planned
 from depthroute.study.seal import write_file
 
@@ -64,6 +65,20 @@ def check_same_run(run: Planned, study: Path) -> None:
             f"{path}: {key} is {there!r}, but the study says {here!r}; "
             f"delete {run.directory(study)} alone to train it anew, or choose another --dir"
         )
+
+
+def manifest(run: Planned, study: Path) -> dict[str, Any]:
+    """manifest.json of a run. RunError if it is of another run, or of another shape than training writes it."""
+    directory = run.directory(study)
+    described = runs.manifest(directory)
+    if problem := formats.Manifest.misfit(described):
+        raise RunError(f"{directory / runs.MANIFEST}: {problem}; delete {directory} and run the study again")
+    if described["config_digest"] != config.digest(run.config):
+        raise RunError(
+            f"{directory}: was trained with another configuration than the study's; "
+            "delete that directory to train it anew, or choose another --dir"
+        )
+    return described
 
 
 def progress(plan: Sequence[Planned], study: Path) -> dict[str, Any]:

@@ -20,8 +20,6 @@ def render(results: Entry) -> str:
                 lines += ["", differences_title(results, levels, name), *columns(rows)]
     if results["noise"]:
         lines += ["", "repeated runs differ from the run itself by (NLL, nats a token):", *columns(repeats(results))]
-    if results["tuning"] is not None:
-        lines += [f"warning: {words}" for words in results["tuning"]["warnings"]]
     if results["flagged"]:
         what = "counted all the same" if results["include_flagged"] else "left out of every number above"
         lines += ["", f"flagged, {what}:"]
@@ -32,10 +30,17 @@ def render(results: Entry) -> str:
 
 
 def verdict_lines(results: Entry) -> list[str]:
-    """One sentence a contrast, the primary ones first and marked; then how the plan was amended."""
+    """One sentence a contrast, the primary ones first and marked; then how the plan was amended and what was tuned."""
     ordered = sorted(results["contrasts"], key=lambda contrast: not contrast["primary"])
     said = [f"{'primary: ' if contrast['primary'] else ''}{contrast['words']}" for contrast in ordered]
-    return said + amendment_lines(results)
+    return said + amendment_lines(results) + [f"warning: {words}" for words in tuning_warnings(results)]
+
+
+def tuning_warnings(results: Entry) -> list[str]:
+    """What a reader must know of how the arms were tuned, or that none was."""
+    if results["tuning"] is None:
+        return ["no arm was tuned: a difference may be one of settings that suit one arm better"]
+    return results["tuning"]["warnings"]
 
 
 def amendment_lines(results: Entry) -> list[str]:
@@ -139,7 +144,7 @@ def differences_title(results: Entry, levels: Mapping[str, str], held_out: str) 
 
 
 def differences(results: Entry, levels: Mapping[str, str], held_out: str) -> Rows:
-    """A header, then a contrast a row: difference by seed and what the planned tests say."""
+    """A header, then a contrast a row: difference by seed and what the planned tests say; last the unplanned pairs."""
     seeds = results["seeds"]
     tests = ["mean", "interval", "sign-flip p", "Holm p", "pairs", "verdict"]
     rows = [["arm", "against", *(f"seed {seed}" for seed in seeds), *tests]]
@@ -155,6 +160,12 @@ def differences(results: Entry, levels: Mapping[str, str], held_out: str) -> Row
             row += [nats(summary["mean"]), span(summary), probability(summary["sign_flip_p"])]
             row += [probability(summary["holm_p"]) if contrast["primary"] else "-"]
         rows.append([*row, str(len(by_seed)), contrast["verdict"]])
+    for pair in results["unplanned"]:
+        if (pair["held_out"], pair["levels"]) == (held_out, levels):
+            values = pair["by_seed"]
+            row = [pair["arm"], pair["against"], *(nats(values[str(s)]) if str(s) in values else "-" for s in seeds)]
+            mean = nats(sum(values.values()) / len(values))
+            rows.append([*row, mean, "-", "-", "-", str(len(values)), "not planned"])
     return rows
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from depthroute import config, runs
 from depthroute.errors import RunError
-from depthroute.study import seal
+from depthroute.study import formats, seal
 from depthroute.study.cells import Planned, cell_name
 from depthroute.study.plan import Study, plan_runs, run_config
 from depthroute.study.spec import TuningSpec
-from depthroute.study.state import failure, reason
+from depthroute.study.state import failure, manifest, reason
 
 TUNING, FORMAT = "tuning.json", 1
 ANEW = "delete it and run the study again: the selection is made anew from the tuning runs"
@@ -59,7 +59,8 @@ def read(directory: Path) -> dict[str, Any]:
     path = directory / TUNING
     if not path.exists():
         return {}
-    return seal.read(path, FORMAT, missing=ANEW, damaged=ANEW, edited=ANEW, outdated=ANEW)["cells"]
+    hints = dict.fromkeys(("missing", "damaged", "edited", "outdated"), ANEW)
+    return seal.read(path, FORMAT, formats.TuningFile, **hints)["cells"]
 
 
 def write(frozen: Mapping[str, Any], directory: Path) -> None:
@@ -139,7 +140,14 @@ def _point(values: Mapping[str, Any], tuning: TuningSpec, plan: Sequence[Planned
 
 
 def _loss(run: Planned, tuning: TuningSpec, directory: Path) -> float:
-    return float(runs.final_evaluation(run.directory(directory))[tuning.held_out]["nll"])
+    manifest(run, directory)  # A run of another configuration has no say.
+    judged = runs.final_evaluation(run.directory(directory))
+    if tuning.held_out not in judged:
+        raise RunError(
+            f"{run.directory(directory)}: was not evaluated on '{tuning.held_out}', on which values are chosen; "
+            "delete it and run the study again"
+        )
+    return float(judged[tuning.held_out]["nll"])
 
 
 def _digest(tuning: TuningSpec, plan: Sequence[Planned]) -> str:

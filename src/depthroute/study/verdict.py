@@ -46,6 +46,7 @@ def judged(results: Entry, include_flagged: bool = False) -> dict[str, Any]:
         **results,
         "include_flagged": include_flagged,
         "contrasts": contrasts,
+        "unplanned": unplanned(contrasts, entries, seeds),
         "gaps": [gap for contrast in contrasts for gap in gap_curves(contrast, entries, seeds, level)],
         "noise": noise(entries),
         "flagged": [{"directory": run["directory"], "flags": run["flags"]} for run in results["runs"] if run["flags"]],
@@ -74,16 +75,31 @@ def _judged_on(entry: Entry) -> dict[str, int]:
     return {name: part["tokens"] for name, part in entry["held_out"].items()}
 
 
-def measured(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int], level: float) -> dict[str, Any]:
-    """The contrast with its differences, summary, equivalence test and detectable difference, as far as there are."""
-    held_out, margin = contrast["held_out"], contrast["margin"]
-    by_seed: dict[str, float] = {}
+def differences(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int]) -> dict[str, float]:
+    """NLL of the arm minus that of the other, by seed, on the contrast's held-out set."""
+    held_out, found = contrast["held_out"], dict[str, float]()
     for seed, pair in pairs_of(contrast, entries, seeds).items():
         for run in pair:
             if held_out not in run["held_out"]:
                 raise RunError(f"{run['directory']}: was not evaluated on '{held_out}', which a contrast is about")
         ours, theirs = (run["held_out"][held_out]["nll"] for run in pair)
-        by_seed[str(seed)] = ours - theirs
+        found[str(seed)] = ours - theirs
+    return found
+
+
+def unplanned(contrasts: Sequence[Entry], entries: Sequence[Entry], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The pairs of the contrasts on the held-out sets that none of them is about: differences, and no test."""
+    key = ("arm", "against", "levels", "held_out")
+    planned = [{name: contrast[name] for name in key} for contrast in contrasts]
+    everywhere = [{**pair, "held_out": name} for name in _judged_on(entries[0]) for pair in planned] if entries else []
+    found = [pair for index, pair in enumerate(everywhere) if pair not in [*planned, *everywhere[:index]]]
+    measured_pairs = [{**pair, "by_seed": differences(pair, entries, seeds)} for pair in found]
+    return [pair for pair in measured_pairs if pair["by_seed"]]
+
+
+def measured(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int], level: float) -> dict[str, Any]:
+    """The contrast with its differences, summary, equivalence test and detectable difference, as far as there are."""
+    margin, by_seed = contrast["margin"], differences(contrast, entries, seeds)
     values = list(by_seed.values())
     kept = {key: contrast[key] for key in ("arm", "against", "levels", "held_out", "primary", "margin")}
     found: dict[str, Any] = {**kept, "by_seed": by_seed, "summary": None, "equivalence": None, "detectable": None}
@@ -148,6 +164,7 @@ def words(contrast: Entry, seeds: Sequence[int], level: float) -> str:
         claim = f"{arm} against {against} {where}, described and not judged"
         if untested(contrast):
             said.append("the differences have no spread")
+        said += weakness(contrast)
     else:
         claim = f"undecided between {arm} and {against} {where}"
         said += doubts(contrast)
@@ -166,10 +183,15 @@ def doubts(contrast: Entry) -> list[str]:
         found.append(f"inside the planned margin of {margin:g} all the same by two one-sided tests")
     elif margin is not None:
         found.append(f"equivalence at the planned margin of {margin:g} is not shown")
-    if contrast["under_powered"]:
-        least = nats(contrast["detectable"], sign=False)
-        found.append(f"under-powered: {least} nats would be found 4 times in 5, less more seldom")
-    return found
+    return found + weakness(contrast)
+
+
+def weakness(contrast: Entry) -> list[str]:
+    """What an under-powered contrast could have found."""
+    if not contrast["under_powered"]:
+        return []
+    least = nats(contrast["detectable"], sign=False)
+    return [f"under-powered: {least} nats would be found 4 times in 5, less more seldom"]
 
 
 def interval(summary: Entry) -> str:
