@@ -9,6 +9,7 @@ It asks the residual for each sublayer's input, norms it, and hands the sublayer
 RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part that is Llama's has Llama's name.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -80,6 +81,18 @@ class ModelConfig(Schema):
         return self
 
 
+class Observer(ABC):
+    """Who looks at a forward pass. It is called in the order of the sites, and must leave the tensors as they are."""
+
+    @abstractmethod
+    def read(self, site: int, state: Any, mixed: tuple[Tensor, ...]) -> None:
+        """What the site was fed, before the norm, and the state that it was read from."""
+
+    @abstractmethod
+    def wrote(self, site: int, value: Tensor) -> None:
+        """What the site's sublayer gave; the readout has none."""
+
+
 @final
 class Layer(nn.Module):
     """Holds one layer's parts under Llama's names; the loop over sites is the Transformer's."""
@@ -117,21 +130,32 @@ class Transformer(nn.Module):
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
 
     def forward(
-        self, tokens: Int[Tensor, "batch token"], documents: Int[Tensor, "batch token"] | None = None
+        self,
+        tokens: Int[Tensor, "batch token"],
+        documents: Int[Tensor, "batch token"] | None = None,
+        observer: Observer | None = None,
     ) -> Float[Tensor, "batch token vocab"]:
         """Logits of the next token.
 
         Args:
             tokens: token ids.
             documents: the document of every token; with `document_mask` on, attention never crosses documents.
+            observer: is shown every read and every output; the logits are the same with it, to the bit.
         """
         embedding = self.embed_tokens(tokens)
         context = self.context(embedding, documents)
         state = self.residual.start(embedding)
         for site, (site_norm, sublayer) in enumerate(self.sublayers()):
-            inputs = tuple(site_norm(mixed) for mixed in self.residual.read(state, site))
-            state = self.residual.write(state, site, *sublayer(inputs, context))
+            mixed = self.residual.read(state, site)
+            if observer is not None:
+                observer.read(site, state, mixed)
+            value, key = sublayer(tuple(site_norm(route) for route in mixed), context)
+            if observer is not None:
+                observer.wrote(site, value)
+            state = self.residual.write(state, site, value, key)
         (readout,) = self.residual.read(state, 2 * self.config.layers)
+        if observer is not None:
+            observer.read(2 * self.config.layers, state, (readout,))
         normed = self.norm(readout)
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor
 
-from depthroute.residuals import ReadFlops, Residual, ResidualConfig
+from depthroute.residuals import Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
 
 
 class State(NamedTuple):
@@ -20,6 +20,10 @@ class State(NamedTuple):
 @final
 class Additive(Residual[State]):
     key_rank = 0
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.width, self.sites = width, 2 * layers + 1
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
         return State(embedding)
@@ -37,7 +41,17 @@ class Additive(Residual[State]):
         return State(state.total + value.to(state.total.dtype))
 
     def flops(self) -> ReadFlops:
-        return ReadFlops(0, 0, 0)
+        return ReadFlops({}, 0)
+
+    def bytes(self, element: int) -> ReadBytes:
+        total = self.width * element
+        return ReadBytes(0, 0, self.sites * total, (total,) * self.sites, (1,) * self.sites)
+
+    def labels(self, site: int) -> Labels:
+        return Labels(("shared",), ("running sum",), live=False)
+
+    def reading(self, state: State, site: int) -> Reading | None:
+        return None
 
     def reset_parameters(self) -> None:
         """There is none."""
@@ -48,4 +62,4 @@ class Config(ResidualConfig):
     name: Literal["additive"] = "additive"
 
     def build(self, width: int, layers: int, impl: str) -> Additive:
-        return Additive()
+        return Additive(width, layers)

@@ -14,10 +14,13 @@ from depthroute import runs
 from depthroute.config import Config
 from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, RunError
+from depthroute.model.cost import cost
 from depthroute.model.transformer import Transformer
 from depthroute.train import device as devices
 
 VERSIONS = ("torch", "numpy", "depthroute")
+ELEMENT = {"fp32": 4, "bf16": 2}
+"""Bytes of a coordinate."""
 
 
 def check_directory(run: Path, config: Config, resume: bool) -> None:
@@ -71,6 +74,7 @@ def describe(config: Config, model: Transformer, data: Dataset, device: torch.de
         "precision": config.precision,
         "deterministic": config.deterministic,
         "threads": torch.get_num_threads(),
+        "cost": cost(model.config, config.length, element=ELEMENT[config.precision], stages=1).plain(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
     }
 
@@ -78,7 +82,9 @@ def describe(config: Config, model: Transformer, data: Dataset, device: torch.de
 def compare(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """RunError unless the run goes on under the very conditions it began with, as its bits depend on them all."""
     then, here = configuration.flatten(before), configuration.flatten(now)
-    key = next((key for key in {**then, **here} if then.get(key) != here.get(key)), None)
+    # What a run costs follows from its configuration, and how it is counted changes no bit.
+    keys = [key for key in {**then, **here} if not key.startswith("cost.")]
+    key = next((key for key in keys if then.get(key) != here.get(key)), None)
     if key is not None:
         raise RunError(
             f"{run}: cannot resume, its bits would differ: {key} in {runs.MANIFEST} is {then.get(key)!r}, "
