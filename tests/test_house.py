@@ -18,9 +18,10 @@ ALLOWED = {
     "runs": set(),
     "config": {"ops", "model", "presets", "data"},
     "train": {"model", "config", "data", "runs"},
+    "probe": {"ops", "residuals", "model", "config", "presets", "data", "runs"},
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
-    "cli": {"report", "study", "train", "model", "config", "presets", "data", "runs"},
+    "cli": {"report", "probe", "study", "train", "model", "config", "presets", "data", "runs"},
     "__init__": {"ops", "residuals", "model"},
     "__main__": {"cli"},
 }
