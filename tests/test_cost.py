@@ -149,15 +149,17 @@ def test_bytes_that_a_sublayer_keeps_are_those_that_autograd_saves(inputs, qk_no
         assert LENGTH * sublayer.kept(4, fed) == measured - beside
 
 
-def test_state_bytes_are_those_of_the_states_tensors():
+def test_bytes_of_sources_are_those_of_the_tensors_that_are_read():
     for residual in PRESETS:
         model = initial(residual, **ODD).float()
         weighed = model.residual.bytes(4)
 
         class Weigh(Observer):
-            def read(self, site, state, mixed, weighed=weighed):
-                tensors = [tensor for part in state for tensor in ([part] if torch.is_tensor(part) else part)]
-                assert sum(tensor.nbytes for tensor in tensors) == LENGTH * weighed.state[site]
+            def read(self, site, state, mixed, model=model, weighed=weighed):
+                reading = model.residual.reading(state, site)
+                if reading is not None:
+                    alive = [*reading.values, *(reading.keys if model.residual.key_rank else ())]
+                    assert sum(tensor.nbytes for tensor in alive) == LENGTH * weighed.state[site]
                 assert len(mixed) == weighed.fed[site]
 
             def wrote(self, site, value):

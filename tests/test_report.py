@@ -289,10 +289,10 @@ def test_flagged_runs_on_other_data_are_not_counted_even_where_asked_for(study: 
         ("results.json", "{", r"results\.json: damaged"),
         ("results.json", "[]", r"results\.json: damaged"),
         ("results.json", '{"question": "?"}', r"results\.json: damaged; `depthroute study run` writes it anew"),
-        ("results.json", '{"format": 1, "digest": ""}', r"results\.json: has format 1, this version reads 2"),
+        ("results.json", '{"format": 1, "digest": ""}', r"results\.json: has format 1, this version reads 3"),
         (
             "results.json",
-            '{"format": 2, "digest": "", "runs": [{"held_out": []}]}',
+            '{"format": 3, "digest": "", "runs": [{"held_out": []}]}',
             r"results\.json: was edited .* anew$",
         ),
         ("prereg.json", json.dumps({**prereg(), "level": 0.2}), r"prereg\.json: was edited after .* restore it"),

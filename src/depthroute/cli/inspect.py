@@ -50,9 +50,8 @@ def inspect(
         return
     for line in summary(content):
         typer.echo(line)
-    typer.echo(
-        f"\n{page}: open it in a browser; inspect.json{'' if no_parquet else ' and Parquet files'} lie beside it"
-    )
+    beside = "inspect.json lies" if no_parquet else "inspect.json and Parquet files lie"
+    typer.echo(f"\n{page}: open it in a browser; {beside} beside it")
 
 
 def chosen(directories: list[Path]) -> Iterator[tuple[str, Path]]:

@@ -38,7 +38,16 @@ def intervene(
     with TrainingProgress(shown=True) as progress:
         subject = load(run)
         with opened(subject, data, held_out, text or [], tokens) as chosen:
-            found = measure(subject, chosen, what or KINDS, each=not in_all, progress=progress.counted)
+            device = subject.model.embed_tokens.weight.device
+            found = measure(
+                subject.model,
+                lambda: chosen.batches(device),
+                chosen.part.documents,
+                what or KINDS,
+                each=not in_all,
+                progress=progress.counted,
+            )
+    found = {"run": str(run), "text": chosen.name, **found}
     if as_json:
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
         return

@@ -2,7 +2,7 @@
 
     from depthroute.probe import trace
     traced = trace(model, tokens)                    # batch x token; any model, in a notebook too
-    print(traced.table("reads"))
+    reads = traced.table("reads")
 
 docs/probes.md defines every number.
 """

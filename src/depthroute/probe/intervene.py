@@ -4,14 +4,14 @@ The change is paired: the same tokens with and without it, and the difference ha
 (`measures.over_documents`). The baseline is carried out by the same arithmetic as the changed reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from depthroute.errors import ArgumentError, ConfigError, RunError
+from depthroute.errors import ArgumentError, ConfigError
 from depthroute.model.transformer import Transformer
 from depthroute.probe.interventions import (
     Drop,
@@ -27,7 +27,7 @@ from depthroute.probe.interventions import (
 )
 from depthroute.probe.likelihood import Likelihood, likelihood
 from depthroute.probe.measures import over_documents
-from depthroute.probe.subject import Subject, Text
+from depthroute.probe.subject import Tokens
 from depthroute.probe.trace import Tracer, site_name
 from depthroute.residuals import Labels
 from depthroute.schema import nearest
@@ -101,55 +101,56 @@ def powers_of_two(below: int) -> list[int]:
 
 
 def intervene(
-    subject: Subject,
-    text: Text,
+    model: Transformer,
+    batches: Callable[[], Iterable[Tokens]],
+    documents: int,
     kinds: Sequence[str] = KINDS,
     *,
     each: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Try every intervention, and say what each costs, in nats a token.
+    """Try every intervention on a live model, and say what each costs, in nats a token.
+
+    Args:
+        batches: gives the text anew at every call.
+        documents: bounds the document numbers of the text.
+        each: change every site alone too, not all together only.
 
     Raises:
         ConfigError: a kind that does not exist.
-        RunError: a residual that exposes no weights; a model in which nothing of these kinds can be changed.
-        ArgumentError: knocking out reads of a model whose norms have eps 0.
+        ArgumentError: a residual that exposes no weights; nothing that these kinds could change; knocking out reads of
+            a model whose norms have eps 0.
     """
-    model, device = subject.model, subject.model.embed_tokens.weight.device
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"--what {kind}: no such intervention {nearest(kind, KINDS)}")
     sites = reads(model)
     if not sites:
-        name = subject.config.model.residual.model_dump()["name"]
-        raise RunError(f"{subject.run}: its residual '{name}' exposes no depth weights, so there is nothing to change")
+        name = model.config.residual.model_dump()["name"]
+        raise ArgumentError(f"residual '{name}' exposes no depth weights, so there is nothing to change")
     if "knock-out" in kinds and model.config.norm_eps == 0:
         raise ArgumentError("--what knock-out: the norm of a zero mixture is 0 / 0 where model.norm_eps is 0")
-    documents = text.part.documents
 
     def measure(intervention: Intervention, at: frozenset[int]) -> Likelihood:
         with intervened(model, intervention, at):
-            return likelihood(model, text.batches(device), documents)
+            return likelihood(model, batches(), documents)
 
     with Tracer(model, documents) as tracer:
-        for batch in text.batches(device):
+        for batch in batches():
             tracer.add(batch.tokens, batch.documents)
-        means = {site: (sums.weights / tracer.counts.sum()) for site, sums in tracer.sums.items()}
+        means = {site: sums.weights / int(tracer.counts.sum()) for site, sums in tracer.sums.items()}
         queries = {site: sums.queries for site, sums in tracer.sums.items()}
-    own = likelihood(model, text.batches(device), documents)
-    baseline = measure(Unchanged(), frozenset(sites))
     tried = trials(sites, queries, means, kinds, each)
     if not tried:
-        raise RunError(f"{subject.run}: has one route a site, so there is nothing to change by {', '.join(kinds)}")
+        raise ArgumentError(f"every site has one route, so there is nothing to change by {', '.join(kinds)}")
+    own = likelihood(model, batches(), documents)
+    baseline = measure(Unchanged(), frozenset(sites))
     rows: list[dict[str, Any]] = []
     for number, trial in enumerate(tried, start=1):
-        found = measure(trial.intervention, trial.sites)
-        rows.append(row(trial, found, baseline, model.config.layers))
+        rows.append(row(trial, measure(trial.intervention, trial.sites), baseline, model.config.layers))
         if progress is not None:
-            progress(trial.intervention.name, number, len(tried))
+            progress(f"interventions: {trial.intervention.name},", number, len(tried))
     return {
-        "run": str(subject.run),
-        "text": text.name,
         "tokens": int(baseline.counts.sum()),
         "documents": int((baseline.counts > 0).sum()),
         "nll": own.nll,

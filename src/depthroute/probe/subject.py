@@ -130,9 +130,9 @@ def tokenizer(subject: Subject, data: Path) -> Tokenizer:
         if read_index(path.parent).tokenizer.digest == wanted:
             return Dataset.open(path.parent).tokenizer
         others += 1
-    found = f"{others} data sets with other tokenizers" if others else "no data set"
+    found = "only data sets with another tokenizer" if others else "no data set"
     raise DataError(
-        f"{data}: holds {found}, and none with the tokenizer of {subject.run} (sha256 {wanted[:12]}...); "
+        f"{data}: holds {found}; text is read in the tokens of {subject.run} (sha256 {wanted[:12]}...); "
         "name the folder that has it with --data"
     )
 

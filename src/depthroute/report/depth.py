@@ -14,8 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from depthroute.report.figures import MARKERS, Figure, canvas, fitted, rendered
-from depthroute.report.flops import loss_by_flops
+from depthroute.report.figures import MARKERS, Figure, canvas, fitted, loss_by_flops, rendered
 from depthroute.report.heatmap import heat_map
 from depthroute.report.page import Names
 from depthroute.report.svg import COLOURS, SERIES
@@ -170,14 +169,12 @@ def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:
         group["label"]: [(run["added_percent"], run["final"]["validation"]) for run in group["runs"]]
         for group in groups
     }
-    colours = {group["label"]: colour_of(index) for index, group in enumerate(groups)}
-    found.append(loss_by_flops("loss-by-flops", "NLL on validation by added FLOPs", points, colours))
+    marks = [(group["label"], colour_of(index), marker_of(index)) for index, group in enumerate(groups)]
+    found.append(loss_by_flops("loss-by-flops", "NLL on validation by added FLOPs", points, marks))
     return found
 
 
-def lines(
-    groups: Sequence[Entry], name: str, title: str, unit: str, depth: str, curve: Curve, wide: int = 24
-) -> Figure | None:
+def lines(groups: Sequence[Entry], name: str, title: str, unit: str, depth: str, curve: Curve) -> Figure | None:
     """A measure by depth, a line a group; None where no group has it."""
     drawn = [(index, group, [curve(run) for run in group["runs"]]) for index, group in enumerate(groups)]
     drawn = [(index, group, found) for index, group, found in drawn if found[0]]
@@ -190,9 +187,9 @@ def lines(
             xs = sorted(set.intersection(*(set(values) for values in found)))
             summed = [over_runs([values[x] for values in found]) for x in xs]
             middle = [centre for centre, _ in summed]
-            colour, marker = colour_of(index), MARKERS[index % len(MARKERS)]
+            colour, marker = colour_of(index), marker_of(index)
             axes.plot(
-                xs, middle, color=colour, linewidth=1.2, marker=marker, markersize=4, label=fitted(group["label"], wide)
+                xs, middle, color=colour, linewidth=1.2, marker=marker, markersize=4, label=fitted(group["label"], 24)
             )
             if len(found) > 1:
                 low, high = ([centre + sign * half for centre, half in summed] for sign in (-1, 1))
@@ -206,3 +203,7 @@ def lines(
 
 def colour_of(index: int) -> str:
     return SERIES[index % len(SERIES)]
+
+
+def marker_of(index: int) -> str:
+    return MARKERS[index % len(MARKERS)]

@@ -13,7 +13,7 @@ from depthroute import runs
 from depthroute.errors import RunError
 
 PREREG, PREREG_FORMAT = "prereg.json", 1
-RESULTS, RESULTS_FORMAT = "results.json", 2
+RESULTS, RESULTS_FORMAT = "results.json", 3
 ANEW = "`depthroute study run` writes it anew"
 Document = dict[str, Any]
 
