@@ -10,10 +10,11 @@ from networks import ADDITIVE, EVERY, attnres, config, describe, initial
 from torch.utils.flop_counter import FlopCounterMode
 
 from depthroute import presets
-from depthroute.errors import ArgumentError
+from depthroute.errors import ArgumentError, RunError
 from depthroute.model.cost import cost, forward_flops, training_flops
 from depthroute.model.sublayers import Attention
 from depthroute.model.transformer import ModelConfig, Observer
+from depthroute.train.start import compare
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,12 @@ def test_added_flops_of_all_count_attention_and_head_into_the_transformer():
 def test_more_pipeline_stages_than_layers_are_refused():
     with pytest.raises(ArgumentError, match="stages: 4 pipeline stages for 3 layers; give 1 to 3"):
         cost(config(ADDITIVE), LENGTH, stages=4)
+
+
+def test_how_a_cost_is_counted_is_no_reason_to_refuse_a_resume(tmp_path):
+    compare(tmp_path, {"impl": "x", "cost": {"length": 1}}, {"impl": "x", "cost": {"length": 2, "stages": 1}})
+    with pytest.raises(RunError, match="its bits would differ: impl"):
+        compare(tmp_path, {"impl": "x"}, {"impl": "y", "cost": {"length": 1}})
 
 
 def depthroute(*arguments):
