@@ -19,10 +19,11 @@ ALLOWED = {
     "runs": set(),
     "config": {"ops", "model", "presets", "data"},
     "train": {"model", "config", "data", "runs"},
+    "probe": {"ops", "residuals", "model", "config", "presets", "data", "runs"},
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
     "bench": {"model", "ops", "presets", "residuals"},
-    "cli": {"bench", "ops", "report", "study", "train", "model", "config", "presets", "data", "runs"},
+    "cli": {"bench", "ops", "probe", "report", "study", "train", "model", "config", "presets", "data", "runs"},
     "__init__": {"ops", "residuals", "model"},
     "__main__": {"cli"},
 }

@@ -139,9 +139,12 @@ def test_no_two_elements_share_an_id_and_every_pointer_has_its_target(study: Pat
 
 def test_figures_stand_alone_and_take_the_page_s_colours_inside_it(study: Path) -> None:
     files = sorted((study / "figures").iterdir())
-    assert {"paired-validation.svg", "curves-python_source.svg", "gap-rd-block-validation.svg"} <= {
-        file.name for file in files
-    }
+    assert {
+        "paired-validation.svg",
+        "curves-python_source.svg",
+        "flops-validation.svg",
+        "gap-rd-block-validation.svg",
+    } <= {file.name for file in files}
     for file in files:
         text = file.read_text()
         root = ET.fromstring(text)
@@ -185,6 +188,8 @@ def test_the_csv_files_hold_every_number_at_full_precision(study: Path) -> None:
     assert len(found) == 2 * len(kept)
     for cell in kept:
         assert found[cell.arm, str(cell.seed), str(cell.replicate), "validation"] == final(cell, "validation")
+    added = {row["arm"]: float(row["added_percent"]) for row in rows("runs.csv")}
+    assert added["prenorm"] == 0 < added["block"] < added["rd"]
     contrasts = rows("contrasts.csv")
     assert [row["verdict"] for row in contrasts] == [
         *("lower", "higher", "equivalent", "described", "identical", "incomplete", "described")

@@ -33,15 +33,15 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("results.json", "{", r"results\.json: damaged"),
         ("results.json", "[]", r"results\.json: damaged"),
         ("results.json", '{"question": "?"}', r"results\.json: damaged; `depthroute study run` writes it anew"),
-        ("results.json", '{"format": 1, "digest": ""}', r"results\.json: has format 1, this version reads 2"),
+        ("results.json", '{"format": 1, "digest": ""}', r"results\.json: has format 1, this version reads 3"),
         (
             "results.json",
-            '{"format": 2, "digest": "", "runs": [{"held_out": []}]}',
+            '{"format": 3, "digest": "", "runs": [{"held_out": []}]}',
             r"results\.json: was edited .* anew$",
         ),
         (
             "results.json",
-            sealed({"format": 2}),
+            sealed({"format": 3}),
             r"results\.json: has no question; `depthroute study run` writes it anew",
         ),
         ("prereg.json", sealed({**prereg(), "contrasts": {}}), r"prereg\.json: damaged \(contrasts is {}\); restore"),

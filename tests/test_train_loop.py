@@ -12,6 +12,7 @@ from depthroute.data.batches import Batches, evaluation_batches
 from depthroute.data.building import build
 from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, DataError, RunError
+from depthroute.model.cost import cost
 from depthroute.model.transformer import ModelConfig, Transformer
 from depthroute.presets import PRESETS
 from depthroute.train.device import computes_bf16, enough_memory
@@ -82,6 +83,7 @@ def test_the_manifest_says_what_ran(run, folder):
     assert manifest["config_digest"] == config.digest(stored)
     assert manifest["impl"] == loaded(run).impl
     assert manifest["parameters"] == sum(p.numel() for p in loaded(run).parameters())
+    assert manifest["cost"] == cost(loaded(run).config, stored.length, element=4, stages=1).plain()
     assert manifest["versions"]["torch"] == torch.__version__
     assert (manifest["device"], manifest["threads"], manifest["vocab"]) == ("cpu", 1, 257)
     data = Dataset.open(build(stored.data, folder / "data"))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from depthroute.cli import bench, data, demo, presets, study, train
+from depthroute.cli import bench, cost, data, demo, inspect, intervene, presets, study, train
 from depthroute.errors import DepthrouteError
 
 app = typer.Typer(
@@ -40,8 +40,11 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
+app.command()(inspect.inspect)
+app.command()(intervene.intervene)
 app.command()(presets.presets)
 app.add_typer(bench.app, name="bench")
+app.command()(cost.cost)
 
 
 def main() -> None:

@@ -17,3 +17,8 @@ DataRoot = Annotated[
     Path, typer.Option("--data", parser=place, metavar="DIR", help="Where data sets are built and found.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="FILE", help="Text, JSONL or Parquet instead; may be repeated, and a glob."),
+]
+HeldOut = Annotated[str, typer.Option(metavar="NAME", help="Which held-out set of the run to read.")]

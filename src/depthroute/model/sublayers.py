@@ -13,6 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from depthroute.model.rotary import rotate
 
 Output = tuple[Tensor, Tensor | None]
+NUMBER = 4
+"""Bytes of a norm's scale and of attention's log-normaliser."""
 
 
 class SublayerFlops(NamedTuple):
@@ -80,6 +82,19 @@ class Attention(nn.Module):
         key_rows = (self.o_proj.out_features - self.width) * self.o_proj.in_features
         return SublayerFlops(2 * (linear - key_rows), 2 * key_rows, 2 * self.o_proj.in_features * (tokens + 1))
 
+    def kept(self, element: int, inputs: int) -> int:
+        """Bytes a token that a forward pass keeps for its backward, fed `inputs` normed tensors.
+
+        The inputs, q and k before their norm and rotation and after, v, the mixture over tokens, its log-normaliser.
+        """
+        query, key = self.q_proj.out_features, self.k_proj.out_features
+        heads, kv_heads = query // self.head_width, key // self.head_width
+        numbers = heads
+        coordinates = inputs * self.width + 2 * query + 2 * key
+        if isinstance(self.q_norm, nn.RMSNorm):
+            coordinates, numbers = coordinates + query + key, numbers + heads + kv_heads
+        return coordinates * element + numbers * NUMBER
+
     def split(self, x: Float[Tensor, "batch token heads"]) -> Float[Tensor, "batch head token head_width"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
@@ -103,6 +118,10 @@ class Mlp(nn.Module):
         linear = sum(part.weight.numel() for part in (self.gate_proj, self.up_proj, self.down_proj))
         key_rows = (self.down_proj.out_features - self.width) * self.down_proj.in_features
         return SublayerFlops(2 * (linear - key_rows), 2 * key_rows, 0)
+
+    def kept(self, element: int, inputs: int) -> int:
+        """Bytes a token that a forward pass keeps for its backward: the input, gate, silu(gate), up, their product."""
+        return (inputs * self.width + 4 * self.gate_proj.out_features) * element
 
 
 def roles(inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:

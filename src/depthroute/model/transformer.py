@@ -10,6 +10,7 @@ RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part th
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, final
@@ -83,6 +84,18 @@ class ModelConfig(Schema):
         return self
 
 
+class Observer(ABC):
+    """Who looks at a forward pass. It is called in the order of the sites, and must leave the tensors as they are."""
+
+    @abstractmethod
+    def read(self, site: int, state: Any, mixed: tuple[Tensor, ...]) -> None:
+        """What the site was fed, before the norm, and the state that it was read from."""
+
+    @abstractmethod
+    def wrote(self, site: int, value: Tensor) -> None:
+        """What the site's sublayer gave; the readout has none."""
+
+
 @final
 class Layer(nn.Module):
     """Holds one layer's parts under Llama's names; the loop over sites is the Transformer's."""
@@ -146,13 +159,17 @@ class Transformer(nn.Module):
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
 
     def forward(
-        self, tokens: Int[Tensor, "batch token"], documents: Int[Tensor, "batch token"] | None = None
+        self,
+        tokens: Int[Tensor, "batch token"],
+        documents: Int[Tensor, "batch token"] | None = None,
+        observer: Observer | None = None,
     ) -> Float[Tensor, "batch token vocab"]:
         """Logits of the next token.
 
         Args:
             tokens: token ids.
             documents: the document of every token; with `document_mask` on, attention never crosses documents.
+            observer: is shown every read and every output; the logits are the same with it, to the bit.
         """
         embedding = self.embed_tokens(tokens)
         context = self.context(embedding, documents)
@@ -160,19 +177,26 @@ class Transformer(nn.Module):
         for sites in self.spans():
             again = self.recompute != "none" and torch.is_grad_enabled()
             state = (
-                checkpoint(self.advance, state, sites, context, use_reentrant=False)
+                checkpoint(self.advance, state, sites, context, observer, use_reentrant=False)
                 if again
-                else self.advance(state, sites, context)
+                else self.advance(state, sites, context, observer)
             )
         (readout,) = self.residual.read(state, 2 * self.config.layers)
+        if observer is not None:
+            observer.read(2 * self.config.layers, state, (readout,))
         normed = self.norm(readout)
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
 
-    def advance(self, state: Any, sites: range, context: Context) -> Any:
+    def advance(self, state: Any, sites: range, context: Context, observer: Observer | None) -> Any:
         """The state after the sublayers of these sites."""
         sublayers = list(self.sublayers())
         for site in sites:
-            value, key = self.compute(*sublayers[site], self.residual.read(state, site), context)
+            mixed = self.residual.read(state, site)
+            if observer is not None:
+                observer.read(site, state, mixed)
+            value, key = self.compute(*sublayers[site], mixed, context)
+            if observer is not None:
+                observer.wrote(site, value)
             state = self.residual.write(state, site, value, key)
         return state
 

@@ -26,7 +26,7 @@ from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
-__all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "available", "calls", "merge", "resolve"]
+__all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "available", "calls", "logits", "merge", "resolve"]
 
 IMPLEMENTATIONS = {"reference": reference, "compiled": compiled, "native": native}
 SPECIFICATION = "reference"
@@ -93,6 +93,26 @@ def attend(
     check_attend(queries, keys, values, prior, before, eps, gain)
     chosen = counted(resolve(impl, values[0].device))
     return IMPLEMENTATIONS[chosen].attend(queries, keys, values, prior, before, eps=eps, gain=gain)
+
+
+def logits(
+    queries: Float[Tensor, "query rank"],
+    keys: Sequence[Float[Tensor, "*token rank"]],
+    prior: Sequence[float] | Float[Tensor, " source"] | None = None,
+    *,
+    eps: float,
+) -> Float[Tensor, "query source *token"]:
+    """The logits z of a read, for those who look at depth or change it: softmax over `source` gives the weights.
+
+        z_i = <q, RMSNorm(k_i)> + prior_i        in fp32 (fp64 for fp64 keys); a gain belongs into q
+
+    Only the specification computes it. Every query is scored on its own, so equal queries give equal bits.
+
+    Raises:
+        ArgumentError: as `attend`.
+    """
+    check_attend(queries, None, keys, prior, None, eps, None)
+    return reference.logits(queries, keys, prior, eps=eps)
 
 
 def merge(first: Attended, second: Attended, *, impl: str = "auto") -> Attended:

@@ -51,6 +51,22 @@ def score(query: Float[Tensor, "query rank"], key: Float[Tensor, "*token rank"],
     return (key @ query.mT).movedim(-1, 0) * scale
 
 
+def logits(
+    queries: Float[Tensor, "query rank"],
+    keys: Sequence[Float[Tensor, "*token rank"]],
+    prior: Sequence[float] | Float[Tensor, " source"] | None,
+    *,
+    eps: float,
+) -> Float[Tensor, "query source *token"]:
+    """The scores of a read alone. Each query is scored on its own, so that equal queries have equal bits."""
+    inside = compute_dtype(keys[0])
+    with torch.autocast(keys[0].device.type, enabled=False):
+        rows = [torch.cat([score(query, key.to(inside), eps) for query in queries.to(inside).split(1)]) for key in keys]
+        if prior is not None:
+            rows = [row + prior[i] for i, row in enumerate(rows)]
+        return torch.stack(rows, dim=1)
+
+
 def merge(first: Attended, second: Attended) -> Attended:
     inside = compute_dtype(first.lse)
     with torch.autocast(first.mixed.device.type, enabled=False):

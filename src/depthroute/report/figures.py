@@ -141,6 +141,42 @@ def curves(results: Entry, levels: Mapping[str, str], held_out: str, name: str) 
         return Figure(name, title, "", rendered(drawing, name, title, "Mean at the end: " + ", ".join(ends)))
 
 
+def costs(results: Entry, levels: Mapping[str, str], held_out: str, name: str) -> Figure | None:
+    """NLL at the end by the FLOPs that an arm adds to the Transformer; None for less than two arms."""
+    points: dict[str, list[tuple[float, float]]] = {arm: [] for arm in results["arms"]}
+    for run in runs_at(results, levels):
+        if held_out in run["held_out"]:
+            points[run["arm"]].append((run["added_percent"], run["held_out"][held_out]["nll"]))
+    marks = [(arm, colour_of(results, arm), marker_of(results, arm)) for arm in results["arms"] if points[arm]]
+    title = f"NLL on {held_out}{at_levels(levels)} by added FLOPs"
+    return loss_by_flops(name, title, points, marks)
+
+
+def loss_by_flops(
+    name: str, title: str, points: Mapping[str, Sequence[tuple[float, float]]], marks: Sequence[tuple[str, str, str]]
+) -> Figure | None:
+    """`points` hold, by arm, every run's added FLOPs in percent and NLL; `marks` are arms with colour and marker."""
+    if len(marks) < 2:
+        return None
+    columns = 1 if any(len(arm) > 20 for arm, _, _ in marks) else 2
+    with canvas(215 + 15 * -(-len(marks) // columns)) as drawing:
+        axes = drawing.subplots()
+        ends: list[str] = []
+        for arm, colour, marker in marks:
+            at, losses = points[arm][0][0], [nll for _, nll in points[arm]]
+            mean = sum(losses) / len(losses)
+            axes.vlines([at], min(losses), max(losses), color=colour, linewidth=1.4)
+            label = fitted(arm, LABEL if columns == 1 else 24)
+            axes.plot([at], [mean], color=colour, marker=marker, markersize=5, linestyle="", label=label)
+            ends.append(f"{arm} {at:.3f} %, {mean:.4f}")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_xlabel("added forward FLOPs, percent")
+        axes.set_ylabel("NLL, nats a token")
+        drawing.legend(loc="outside lower left", ncols=columns, handlelength=1.2, columnspacing=1.2)
+        note = "A mark at the mean of an arm, a bar from its best run to its worst; FLOPs by the papers' convention."
+        return Figure(name, title, note, rendered(drawing, name, title, "; ".join(ends)))
+
+
 def gaps(results: Entry, contrast: Entry, name: str) -> Figure | None:
     """The gap of one contrast at equal tokens, FLOPs and time, stacked; None where no axis has two milestones."""
     same = ("arm", "against", "levels", "held_out")

@@ -120,6 +120,7 @@ def sections_of(results: Entry, named: "Names") -> Iterator[Section]:
             seen = [
                 figures.paired_dots(results, levels, held_out, named("paired", *where)),
                 figures.curves(results, levels, held_out, named("curves", *where)),
+                figures.costs(results, levels, held_out, named("flops", *where)),
             ]
             gaps = [figures.gaps(results, c, named("gap", c["arm"], c["against"], *where)) for c in found]
             yield Section(f"{held_out}{at_levels(levels)}", found, list(filter(None, seen)), list(filter(None, gaps)))

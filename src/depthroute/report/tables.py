@@ -184,7 +184,7 @@ def data_files(results: Entry) -> dict[str, str]:
     """CSV by file name: every number of the report, one measurement a row."""
     keys = ["arm", "levels", "seed", "replicate"]
     files: dict[str, tuple[list[str], Iterable[Sequence[object]]]] = {
-        "runs.csv": ([*keys, "held_out", "nll", "bits_per_byte", "tokens_judged", "flags"], _run_rows(results)),
+        "runs.csv": (RUN_HEAD, _run_rows(results)),
         "curves.csv": ([*keys, "held_out", "step", "tokens", "seconds", "flops", "nll"], _curve_rows(results)),
         "contrasts.csv": (CONTRAST_HEAD, _contrast_rows(results)),
         "differences.csv": (["arm", "against", "levels", "held_out", "seed", "difference"], _difference_rows(results)),
@@ -196,6 +196,10 @@ def data_files(results: Entry) -> dict[str, str]:
     return {name: _csv(head, rows) for name, (head, rows) in files.items()}
 
 
+RUN_HEAD = [
+    *("arm", "levels", "seed", "replicate", "held_out", "nll", "bits_per_byte"),
+    *("tokens_judged", "added_percent", "flags"),
+]
 CONTRAST_HEAD = [
     *("arm", "against", "levels", "held_out", "primary", "margin", "pairs", "mean", "sd", "low", "high"),
     *("sign_flip_p", "t_p", "holm_p", "percentile_low", "percentile_high", "bca_low", "bca_high"),
@@ -215,7 +219,8 @@ def label(contrast: Entry) -> str:
 def _run_rows(results: Entry) -> Iterator[list[object]]:
     for run in results["runs"]:
         for name, part in run["held_out"].items():
-            yield [*_key(run), name, part["nll"], part["bits_per_byte"], part["tokens"], "; ".join(run["flags"])]
+            numbers = [part["nll"], part["bits_per_byte"], part["tokens"], run["added_percent"]]
+            yield [*_key(run), name, *numbers, "; ".join(run["flags"])]
 
 
 def _curve_rows(results: Entry) -> Iterator[list[object]]:

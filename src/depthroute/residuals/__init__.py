@@ -7,6 +7,7 @@ keys, contract tests and study arms follow from `names()`; nothing else has to b
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from jaxtyping import Float
@@ -19,15 +20,58 @@ from depthroute.schema import Schema, nearest
 State = TypeVar("State", bound=tuple[Any, ...])
 
 
-class ReadFlops(NamedTuple):
-    """Forward FLOPs a token of all depth reads, by the papers' convention: a product and its sum are two."""
+class RouteFlops(NamedTuple):
+    """Forward FLOPs a token of one route's reads, by the papers' convention: a product and its sum are two."""
 
     score: int
-    """Inner products of queries and keys, and the keys' norms."""
+    """Inner products of queries and keys."""
     mix: int
     """Weighted sums of values."""
+
+
+class ReadFlops(NamedTuple):
+    """Forward FLOPs a token of all depth reads. Norms of keys and the softmax, of lower order, are not counted."""
+
+    routes: dict[str, RouteFlops]
     key_projection: int
     """Keys that the residual itself projects; those of the sublayers' key rows are the sublayers'."""
+
+
+class ReadBytes(NamedTuple):
+    """Bytes a token of the depth side, where a coordinate takes `element` bytes and a log-normaliser takes 4."""
+
+    direct: int
+    """Moved by all reads of a forward pass, each reading its sources once and writing its mixtures."""
+    two_phase: int
+    """The same where all reads of a block share one pass over the finished sources, and join the live sum later."""
+    kept: int
+    """Kept by a forward pass for its backward: every source, mixture and log-normaliser, once."""
+    state: tuple[int, ...]
+    """The sources (and emitted keys) alive at each site 0 .. 2L."""
+    fed: tuple[int, ...]
+    """Not bytes: how many tensors each site feeds its sublayer."""
+
+
+class Labels(NamedTuple):
+    """The names of what a site reads."""
+
+    routes: tuple[str, ...]
+    """One a mixture."""
+    sources: tuple[str, ...]
+    live: bool
+    """Whether the last source is the sum of a block that is not finished."""
+
+
+class Reading(NamedTuple):
+    """A read before it is carried out: the arguments of `attend`, the gain folded into the queries."""
+
+    queries: Float[Tensor, "query rank"]
+    keys: Sequence[Float[Tensor, "*token rank"]]
+    values: Sequence[Float[Tensor, "*token width"]]
+    prior: Sequence[float] | None
+    eps: float
+    feed: Callable[[Float[Tensor, "query *token width"]], tuple[Float[Tensor, "*token width"], ...]]
+    """From the mixtures to what the sublayer is fed."""
 
 
 class Residual(nn.Module, ABC, Generic[State]):
@@ -66,6 +110,18 @@ class Residual(nn.Module, ABC, Generic[State]):
     @abstractmethod
     def flops(self) -> ReadFlops:
         """What all reads of one token cost in a forward pass."""
+
+    @abstractmethod
+    def bytes(self, element: int) -> ReadBytes:
+        """What the sources and reads of one token weigh, with coordinates of `element` bytes."""
+
+    @abstractmethod
+    def labels(self, site: int) -> Labels:
+        """What the site reads, by name."""
+
+    @abstractmethod
+    def reading(self, state: State, site: int) -> Reading | None:
+        """The site's read, for those who want to look at it or change it; None where nothing is weighed."""
 
     @abstractmethod
     def reset_parameters(self) -> None:

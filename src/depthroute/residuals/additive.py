@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor
 
-from depthroute.residuals import ReadFlops, Residual, ResidualConfig
+from depthroute.residuals import Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
 
 
 class State(NamedTuple):
@@ -21,8 +21,9 @@ class State(NamedTuple):
 class Additive(Residual[State]):
     key_rank = 0
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
+        self.width, self.sites = width, 2 * layers + 1
         self.opens = frozenset(range(0, 2 * layers, 2))
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
@@ -41,7 +42,17 @@ class Additive(Residual[State]):
         return State(state.total + value.to(state.total.dtype))
 
     def flops(self) -> ReadFlops:
-        return ReadFlops(0, 0, 0)
+        return ReadFlops({}, 0)
+
+    def bytes(self, element: int) -> ReadBytes:
+        total = self.width * element
+        return ReadBytes(0, 0, self.sites * total, (total,) * self.sites, (1,) * self.sites)
+
+    def labels(self, site: int) -> Labels:
+        return Labels(("shared",), ("running sum",), live=False)
+
+    def reading(self, state: State, site: int) -> Reading | None:
+        return None
 
     def reset_parameters(self) -> None:
         """There is none."""
@@ -52,4 +63,4 @@ class Config(ResidualConfig):
     name: Literal["additive"] = "additive"
 
     def build(self, width: int, layers: int, impl: str, two_phase: bool) -> Additive:
-        return Additive(layers)
+        return Additive(width, layers)

@@ -20,7 +20,7 @@ from typing import Any
 
 from depthroute import runs
 from depthroute.errors import RunError
-from depthroute.model.cost import training_flops
+from depthroute.model.cost import ForwardFlops, forward_flops
 from depthroute.study import formats, seal
 from depthroute.study.cells import Planned
 from depthroute.study.progress import last_step
@@ -42,7 +42,7 @@ def collect(
     comparison unless `include_flagged`. RunError if a run is of another study, or if runs cannot be compared.
     """
     complete = [run for run in plan if runs.finished(run.directory(directory))]
-    flops: dict[str, int] = {}
+    flops: dict[str, ForwardFlops] = {}
     entries = [read_run(run, directory, prereg, flops) for run in complete]
     found: dict[str, Any] = {
         "format": RESULTS_FORMAT,
@@ -75,10 +75,10 @@ def planned_contrasts(prereg: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[str, int]) -> dict[str, Any]:
+def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[str, ForwardFlops]) -> dict[str, Any]:
     """One finished run: its held-out NLL along the way and at the end, its speed, and what it was trained on.
 
-    `flops` holds FLOPs a token by cell, and is filled. Seconds are those of the training steps alone.
+    `flops` holds forward FLOPs a token by cell, and is filled. Seconds are those of the training steps alone.
     """
     directory = run.directory(study)
     described = manifest(run, study)
@@ -87,7 +87,7 @@ def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[s
     cell = run.cell
     if cell not in flops:
         model = run.config.model.model_copy(update={"vocab": described["vocab"]})
-        flops[cell] = training_flops(model, run.config.length)
+        flops[cell] = forward_flops(model, run.config.length)
     return {
         "arm": run.arm,
         "levels": dict(run.levels),
@@ -103,7 +103,9 @@ def read_run(run: Planned, study: Path, prereg: Mapping[str, Any], flops: dict[s
         "tokens": events[-1]["tokens"],
         "seconds": events[-1]["seconds"],
         "tokens_per_second": statistics.median(e["tokens_per_second"] for e in events if e["event"] == "step"),
-        "flops_per_token": flops[cell],
+        "flops_per_token": 3 * sum(flops[cell]),
+        # As the manifest records it; those of earlier versions have no cost.
+        "added_percent": described.get("cost", {}).get("added_percent", flops[cell].added_percent),
         **{key: described[key] for key in DESCRIBED},
         "flags": flags(described, prereg, cell),
     }

@@ -14,7 +14,7 @@ from depthroute.errors import RunError
 from depthroute.study import formats
 
 PREREG, PREREG_FORMAT = "prereg.json", 1
-RESULTS, RESULTS_FORMAT = "results.json", 2
+RESULTS, RESULTS_FORMAT = "results.json", 3
 ANEW = "`depthroute study run` writes it anew"
 Document = dict[str, Any]
 

@@ -51,6 +51,10 @@ class TrainingProgress:
         share = f"{done / total:.0%}" if total else f"{done / 1e6:,.0f} MB"
         self._show(f"data: {stage} {share}", done, total)
 
+    def counted(self, stage: str, done: int, total: int) -> None:
+        """Progress of anything that is counted."""
+        self._show(f"{stage} {done:,}/{total:,}", done, total)
+
     def message(self, text: str) -> None:
         if self._rich:
             self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -14,10 +14,13 @@ from depthroute import launch, runs
 from depthroute.config import Config
 from depthroute.data.shards import Dataset
 from depthroute.errors import ConfigError, RunError
+from depthroute.model.cost import cost
 from depthroute.model.transformer import Transformer
 from depthroute.train import device as devices
 
 VERSIONS = ("torch", "numpy", "depthroute")
+ELEMENT = {"fp32": 4, "bf16": 2}
+"""Bytes of a coordinate."""
 
 
 def check_directory(run: Path, config: Config, resume: bool) -> None:
@@ -75,6 +78,7 @@ def describe(config: Config, model: Transformer, data: Dataset, device: torch.de
         "deterministic": config.deterministic,
         "threads": torch.get_num_threads(),
         "allocator": launch.allocator(),
+        "cost": cost(model.config, config.length, element=ELEMENT[config.precision], stages=1).plain(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
     }
 
@@ -82,9 +86,10 @@ def describe(config: Config, model: Transformer, data: Dataset, device: torch.de
 def compare(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """RunError unless the run goes on under the very conditions it began with.
 
-    Its bits depend on all of them but the allocator, which decides nothing but speed.
+    Its bits depend on all of them, but for the allocator, which decides speed alone, and the cost, which follows from
+    the configuration.
     """
-    then, here = (configuration.flatten({**manifest, "allocator": None}) for manifest in (before, now))
+    then, here = (configuration.flatten({**manifest, "allocator": 0, "cost": 0}) for manifest in (before, now))
     key = next((key for key in {**then, **here} if then.get(key) != here.get(key)), None)
     if key is not None:
         raise RunError(

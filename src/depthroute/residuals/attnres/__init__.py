@@ -30,7 +30,8 @@ from torch.nn.functional import rms_norm
 
 from depthroute.errors import ConfigError
 from depthroute.ops import Attended, attend
-from depthroute.residuals import ReadFlops, Residual, ResidualConfig
+from depthroute.residuals import Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
+from depthroute.residuals.attnres import cost
 from depthroute.residuals.attnres.keys import AnyKeys, Value
 from depthroute.residuals.attnres.routes import Read, Route, read_class
 from depthroute.residuals.attnres.sources import AnySources, Blocks, Full, Layout
@@ -172,10 +173,30 @@ class AttentionResidual(Residual[State]):
         return () if rows is None else (rms_norm(rows.to(dtype), rows.shape[-1:], eps=self.config.eps),)
 
     def flops(self) -> ReadFlops:
-        """R = sum over sites of reads * sources * (2 r + 2 d), and the embedding's key, 2 r d."""
-        scored = sum(self.at(int(site)).executed * len(self.layout.counts[int(site)]) for site in self.reads)
         keys = 0 if self.embedding_key is None else 2 * self.embedding_key.weight.numel()
-        return ReadFlops(2 * self.rank * scored, 2 * self.width * scored, keys)
+        return cost.flops(self.shape(), keys)
+
+    def bytes(self, element: int) -> ReadBytes:
+        return cost.read_bytes(self.shape(), element)
+
+    def shape(self) -> cost.Shape:
+        reads = {int(site): self.at(int(site)) for site in self.reads}
+        routes = {site: read.routes for site, read in reads.items()}
+        fed = {site: len(read.feed(torch.empty(len(read.routes), 0))) for site, read in reads.items()}
+        return cost.Shape(self.layout, self.width, self.rank, self.key_rank > 0, routes, fed)
+
+    def labels(self, site: int) -> Labels:
+        routes = self.at(site).routes if site else ("shared",)
+        return Labels(routes, self.layout.names(site), self.layout.live(site))
+
+    def reading(self, state: State, site: int) -> Reading | None:
+        if site == 0:
+            return None
+        read, visible = self.at(site), self.visible(state, site)
+        keys = visible.keys
+        if keys is None:
+            keys = [value[..., -self.rank :] for value in visible.values]
+        return Reading(read.scoring(), keys, visible.values, visible.prior, self.config.eps, read.feed)
 
     def reset_parameters(self) -> None:
         for read in self.reads.values():

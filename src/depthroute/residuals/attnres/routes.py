@@ -32,8 +32,8 @@ class Read(nn.Module, ABC):
 
     learned: ClassVar[tuple[str, ...]]
     """Names of the learned queries."""
-    executed: ClassVar[int]
-    """Mixtures that one read computes: rows of `queries()`."""
+    routes: ClassVar[tuple[str, ...]]
+    """Names of the mixtures that one read computes: rows of `queries()`."""
 
     def __init__(self, rank: int, *, gain: bool, eps: float, impl: str) -> None:
         super().__init__()
@@ -73,25 +73,25 @@ class Read(nn.Module, ABC):
 @final
 class Shared(Read):
     learned = ("query",)
-    executed = 1
+    routes = ("shared",)
 
 
 @final
 class QkV(Read):
     learned = ("query_qk", "query_v")
-    executed = 2
+    routes = ("qk", "v")
 
 
 @final
 class QKV(Read):
     learned = ("query_q", "query_k", "query_v")
-    executed = 3
+    routes = ("q", "k", "v")
 
 
 @final
 class Tied(Read):
     learned = ("query_qk",)
-    executed = 2
+    routes = ("qk", "v")
 
     def queries(self) -> Float[Tensor, "query rank"]:
         query = self.get_parameter("query_qk")
@@ -101,8 +101,6 @@ class Tied(Read):
 class MeanOfTwo(Read, ABC):
     """Two mixtures, of which the sublayer is fed the mean."""
 
-    executed = 2
-
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
         return (mixed.mean(0),)
 
@@ -110,12 +108,13 @@ class MeanOfTwo(Read, ABC):
 @final
 class Average(MeanOfTwo):
     learned = ("query_qk", "query_v")
+    routes = ("qk", "v")
 
 
 @final
 class FrozenV(Read):
     learned = ("query_qk",)
-    executed = 2
+    routes = ("qk", "v")
 
     def queries(self) -> Float[Tensor, "query rank"]:
         query = self.get_parameter("query_qk")
@@ -125,12 +124,13 @@ class FrozenV(Read):
 @final
 class PlaceboMlp(MeanOfTwo):
     learned = ("query_first", "query_second")
+    routes = ("first", "second")
 
 
 @final
 class Temperature(Read):
     learned = ("query_qk",)
-    executed = 2
+    routes = ("qk", "v")
 
     def __init__(self, rank: int, *, gain: bool, eps: float, impl: str) -> None:
         super().__init__(rank, gain=gain, eps=eps, impl=impl)

@@ -69,11 +69,13 @@ class Layout:
 
     opens:  the sites whose sublayer begins a block.
     counts: for every site 0 .. 2L, how many outputs each visible source sums; the embedding counts as one.
+    single: whether every block is one output.
     """
 
     def __init__(self, sources: Sources, layers: int) -> None:
         ends = sources.ends(layers)
         self.opens = frozenset([0, *ends[:-1]])
+        self.layers, self.single = layers, len(ends) == 2 * layers
         visible = [1]
         self.counts = [tuple(visible)]
         for site in range(2 * layers):
@@ -88,3 +90,15 @@ class Layout:
         starts = [*sorted(self.opens), len(self.counts)]
         number = bisect_right(starts, site)
         return range(starts[number - 1], starts[number])
+
+    def live(self, site: int) -> bool:
+        """Whether the site's last source is the sum of a block that is not finished."""
+        return site not in self.opens and site < 2 * self.layers
+
+    def names(self, site: int) -> tuple[str, ...]:
+        """The sources visible at the site: sublayers by layer (from 0) or blocks (from 1)."""
+        outputs = range(len(self.counts[site]) - 1)
+        if self.single:
+            return ("embedding", *(f"{'mlp' if output % 2 else 'attention'} {output // 2}" for output in outputs))
+        names = [f"block {output + 1}" for output in outputs]
+        return ("embedding", *names[:-1], "live sum") if self.live(site) else ("embedding", *names)
