@@ -13,7 +13,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from jaxtyping import Float, Int
@@ -244,7 +244,8 @@ def part(site_norm: nn.Module, sublayer: nn.Module, mixed: tuple[Tensor, ...], c
 @functools.cache
 def compiled_part() -> Callable[..., Output]:
     """One for all models: layers that are alike share its graphs. The compiler is not even imported before."""
-    return torch.compile(part, recompile_limit=GRAPHS)
+    # The annotations of torch.compile do not know this limit.
+    return cast(Any, torch).compile(part, recompile_limit=GRAPHS)
 
 
 def norm(config: ModelConfig) -> nn.RMSNorm:
