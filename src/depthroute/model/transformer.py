@@ -10,7 +10,7 @@ RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part th
 """
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -117,6 +117,8 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList([Layer(config, self.residual.key_rank, layer) for layer in range(config.layers)])
         self.norm = norm(config)
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.checkpoint: Literal["layer", "block"] | None = None
+        """What backward recomputes instead of keeping: the inside of every layer, of every block, or nothing."""
 
     def forward(
         self,

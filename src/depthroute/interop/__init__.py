@@ -1,0 +1,1 @@
+"""Other libraries' ways in and out of what was trained here."""
