@@ -35,43 +35,45 @@ class DepthRouteConfig(PretrainedConfig):
     """`model` is a `ModelConfig` as plain data; `impl` names the implementation of the depth reads."""
 
     model_type = "depthroute"
-    has_no_defaults_at_init = True
     keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012  (the name and type are theirs)
 
-    def __init__(self, model: dict[str, Any], impl: str = "auto", use_cache: bool = True, **others: Any) -> None:
-        parsed = ModelConfig.parse(model, "model")
-        self.model, self.impl, self.use_cache = parsed.model_dump(mode="json"), impl, use_cache
-        super().__init__(**others | {"tie_word_embeddings": parsed.tied})
+    def __init__(
+        self, model: dict[str, Any] | None = None, impl: str = "auto", use_cache: bool = True, **others: Any
+    ) -> None:
+        """Without `model` there is no architecture: transformers 4 makes such a config to look up its defaults."""
+        self.impl, self.use_cache = impl, use_cache
+        self.model = None if model is None else ModelConfig.parse(model, "model").model_dump(mode="json")
+        super().__init__(**others | {"tie_word_embeddings": self.model is not None and self.model["tied"]})
 
     @property
     def parsed(self) -> ModelConfig:
-        return ModelConfig.parse(self.model, "model")
+        return ModelConfig.parse(self.model or {}, "model")
 
     # Under these names transformers asks for the shape, to make caches.
 
     @property
     def vocab_size(self) -> int | None:
-        return self.model["vocab"]
+        return self.parsed.vocab
 
     @property
     def hidden_size(self) -> int:
-        return self.model["width"]
+        return self.parsed.width
 
     @property
     def num_hidden_layers(self) -> int:
-        return self.model["layers"]
+        return self.parsed.layers
 
     @property
     def num_attention_heads(self) -> int:
-        return self.model["heads"]
+        return self.parsed.heads
 
     @property
     def num_key_value_heads(self) -> int:
-        return self.model["kv_heads"]
+        return self.parsed.kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.model["head_width"]
+        return self.parsed.head_width
 
 
 @final
@@ -177,7 +179,7 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
+                logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=num_items_in_batch
             )
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: kept})
 
@@ -185,7 +187,7 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         self, slots: Int[Tensor, " token"], mask: Tensor | None, kept: "transformers.Cache | None"
     ) -> Bool[Tensor, "#batch 1 token key"] | None:
         """What every token may attend to: itself, and the earlier tokens that are no padding."""
-        if kept is None and mask is None and not self.config.model["document_mask"]:
+        if kept is None and mask is None and not self.model.config.document_mask:
             return None  # all earlier tokens
         static = isinstance(kept, transformers.StaticCache)
         if static:
