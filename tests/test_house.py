@@ -20,7 +20,9 @@ ALLOWED = {
     "train": {"model", "config", "data", "runs"},
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
-    "cli": {"report", "study", "train", "model", "config", "presets", "data", "runs"},
+    "interop": {"train", "model", "config", "data", "runs"},
+    "bench": {"ops", "model", "presets"},
+    "cli": {"interop", "report", "study", "ops", "train", "model", "config", "presets", "data", "runs"},
     "__init__": {"ops", "residuals", "model"},
     "__main__": {"cli"},
 }

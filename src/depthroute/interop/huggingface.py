@@ -4,14 +4,14 @@
     import depthroute.interop.huggingface                       # makes the Auto classes know the model
     model = AutoModelForCausalLM.from_pretrained(directory)
 
-transformers 5.22 renamed the cache argument of `forward` from `past_key_values` to `cache`. Both names are taken, and no
-other unknown argument is: a forward that swallows the cache under a name of its own generates wrong text in silence.
+transformers 5.22 renamed the cache argument of `forward` from `past_key_values` to `cache`. Both names are taken, and
+nothing unknown is: a forward that swallows the cache under its other name generates wrong text in silence.
 """
 
 from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -118,6 +118,14 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
+    def of(cls, model: Transformer) -> "DepthRouteForCausalLM":
+        """The very model, with its weights, behind this interface."""
+        with torch.device("meta"):
+            wrapped = cls(DepthRouteConfig(model=model.config.model_dump(mode="json")))
+        wrapped.model = model
+        return wrapped.train(model.training)
+
+    @classmethod
     def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
         """As in transformers, but RunError where a weight is missing, of another shape, or unknown to the model."""
         asked = options.pop("output_loading_info", False)
@@ -190,10 +198,8 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         if kept is None and mask is None and not self.model.config.document_mask:
             return None  # all earlier tokens
         static = isinstance(kept, transformers.StaticCache)
-        if static:
-            keys = kept.layers[0].max_cache_len
-        else:
-            keys = len(slots) + (0 if kept is None else kept.get_seq_length())
+        past = 0 if kept is None or static else kept.get_seq_length()
+        keys = kept.layers[0].max_cache_len if static else past + len(slots)
         key = torch.arange(keys, device=slots.device)
         itself, earlier = key == slots[:, None], key < slots[:, None]
         if mask is None:

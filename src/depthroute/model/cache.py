@@ -54,3 +54,9 @@ class KeyValueCache(Cache):
         if layer == self.layers - 1:
             self._length = end
         return keys[:, :, :end], values[:, :, :end]
+
+    def cut(self, length: int) -> None:
+        """Forget all tokens but the first `length`."""
+        if not 0 <= length <= self._length:
+            raise ArgumentError(f"length: {length} must lie between 0 and the {self._length} tokens that are here")
+        self._length = length

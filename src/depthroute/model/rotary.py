@@ -19,7 +19,9 @@ def angles(
 
 
 def rotate(
-    x: Float[Tensor, "batch head token width"], cos: Float[Tensor, "... token half"], sin: Float[Tensor, "... token half"]
+    x: Float[Tensor, "batch head token width"],
+    cos: Float[Tensor, "... token half"],
+    sin: Float[Tensor, "... token half"],
 ) -> Float[Tensor, "batch head token width"]:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -13,14 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import reference
+from depthroute.ops import reference, stacked
 from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
-__all__ = ["IMPLEMENTATIONS", "Attended", "attend", "merge", "resolve"]
+__all__ = ["FEW_TOKENS", "IMPLEMENTATIONS", "Attended", "attend", "merge", "resolve"]
 
-IMPLEMENTATIONS = {"reference": reference}
+IMPLEMENTATIONS = {"reference": reference, "stacked": stacked}
+FEW_TOKENS = "stacked"
+"""The implementation for passes over one token or few, such as those that generate text."""
 
 
 def resolve(impl: str) -> str:

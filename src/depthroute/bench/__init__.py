@@ -1,0 +1,1 @@
+"""What things cost, measured: ratios of interleaved timings, with intervals."""

@@ -1,0 +1,173 @@
+"""Text from a trained model: the engine on tokens, and the command as a person meets it."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import networks
+import pytest
+import torch
+import training
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from depthroute.data.tokenizer import Tokenizer, byte_json
+from depthroute.errors import ArgumentError
+from depthroute.model.generate import Sampling, choose, generate
+from depthroute.ops import FEW_TOKENS, attend
+from depthroute.train.trained import load
+
+PROMPT = torch.tensor([1, 5, 2])
+GREEDY = Sampling(temperature=0)
+
+
+def model():
+    return networks.moved(networks.attnres({"blocks": 4}, routes="qk_v"))
+
+
+def uncached(network, prompt, tokens, sampling):
+    """The same continuation from whole passes over everything so far."""
+    generator, ids = torch.Generator().manual_seed(sampling.seed), prompt
+    for _ in range(tokens):
+        logits = network(ids[None])[0, -1]
+        ids = torch.cat([ids, torch.tensor([choose(logits, sampling, generator)])])
+    return ids[len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.7, 5, 0.9, seed=3)], ids=str)
+def test_generation_equals_the_uncached_forward_token_by_token(sampling):
+    network = model()
+    with torch.no_grad():
+        expected = uncached(network, PROMPT, 12, sampling)
+    assert list(generate(network, PROMPT, 12, sampling)) == expected
+    assert len(set(expected)) > 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_stacked_reads_are_the_reference_reads_gradients_too(queries, sources, seed, emitted, hidden):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    query, gain, values = normal(queries, 3), normal(3), [normal(2, 3, 5) for _ in range(sources)]
+    keys = [normal(2, 3, 3) for _ in range(sources)] if emitted else None
+    prior = [0.3 * n for n in range(sources)]
+    if hidden and sources > 1:
+        prior[0] = -torch.inf
+    leaves = [query, gain, *values, *(keys or ())]
+    found = []
+    for impl in ("auto", FEW_TOKENS):
+        mixed, lse = attend(query, keys, values, prior, eps=1e-6, gain=gain, impl=impl)
+        found.append((mixed, lse, *torch.autograd.grad(mixed.sin().sum() + lse.cos().sum(), leaves)))
+    for ours, reference in zip(*found, strict=True):
+        assert_close(ours, reference, rtol=0, atol=1e-10)
+
+
+def test_stacked_reads_compute_in_fp32_under_autocast():
+    values = [torch.randn(4, 8) for _ in range(3)]
+    queries = torch.randn(2, 8)
+    plain = attend(queries, None, values, eps=1e-6, impl=FEW_TOKENS)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(attend(queries, None, values, eps=1e-6, impl=FEW_TOKENS), plain, rtol=0, atol=0)
+
+
+def test_draws_follow_the_cut_distribution():
+    logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.tensor([choose(logits, Sampling(1.0, 3, 0.75), generator) for _ in range(3000)])
+    shares = torch.bincount(drawn, minlength=4) / 3000
+    assert_close(shares, torch.tensor([2 / 3, 1 / 3, 0, 0]), rtol=0, atol=0.03)
+    assert {choose(logits, Sampling(1.0, None, 0.01, 0), generator) for _ in range(20)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "sampling", "message"),
+    [
+        (torch.tensor([], dtype=torch.long), 1, GREEDY, "prompt: it is empty"),
+        (PROMPT, 0, GREEDY, "tokens: 0; ask for at least 1"),
+        (PROMPT, 1, Sampling(-1.0), "temperature: -1.0; give 0"),
+        (PROMPT, 1, Sampling(float("nan")), "temperature: nan; give 0"),
+        (PROMPT, 1, Sampling(0, 3), "temperature: 0 takes the likeliest token; leave out top_k"),
+        (PROMPT, 1, Sampling(1, 12), "top_k: 12 must lie between 1 and the vocabulary, 11"),
+        (PROMPT, 1, Sampling(1, None, 0.0), "top_p: 0.0 must lie above 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_generated_is_said_before_anything_is_computed(prompt, tokens, sampling, message):
+    with pytest.raises(ArgumentError, match=message):
+        generate(model(), prompt, tokens, sampling)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=6), st.lists(st.integers(0, 256), max_size=12))
+def test_streamed_pieces_are_the_decoded_text_whole_characters_or_not(prompt, ids):
+    tokenizer = Tokenizer(byte_json(), "bytes")
+    before = tokenizer.encode(prompt)
+    assert prompt + "".join(tokenizer.stream(before, ids)) == tokenizer.decode([*before, *ids])
+
+
+def test_a_streamed_character_comes_with_its_last_byte():
+    tokenizer, seen = Tokenizer(byte_json(), "bytes"), []
+
+    def ids():
+        for token in tokenizer.encode("aé😀"):
+            seen.append(token)
+            yield token
+
+    assert [(piece, len(seen)) for piece in tokenizer.stream([], ids())] == [("a", 1), ("é", 3), ("😀", 7)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("generate")
+    training.write_texts(folder)
+    training.trained(folder, "run")
+    return folder
+
+
+def command(*arguments, stdin=""):
+    words = [sys.executable, "-m", "depthroute", "generate", *map(str, arguments)]
+    return subprocess.run(words, input=stdin, capture_output=True, text=True)
+
+
+def test_the_command_streams_the_same_text_from_an_argument_and_from_standard_input(folder):
+    given = command(folder / "run", "--prompt", "the depth ", "--max-tokens", "20", "--seed", "1")
+    piped = command(folder / "run", "--max-tokens", "20", "--seed", "1", "--json", stdin="the depth ")
+    assert given.returncode == piped.returncode == 0, given.stderr + piped.stderr
+    told = json.loads(piped.stdout)
+    assert (told["text"] + "\n", told["prompt"]) == (given.stdout, "the depth ")
+    network, tokenizer = load(folder / "run", torch.device("cpu"))
+    ids = generate(network, torch.tensor(tokenizer.encode("the depth ")), 20, Sampling(seed=1), tokenizer.vocab)
+    expected = list(itertools.takewhile(lambda token: token != tokenizer.end, ids))
+    assert (told["text"], told["tokens"]) == (tokenizer.decode(expected), len(expected))
+    assert given.stderr.startswith(f"{len(expected)} tokens, ")
+
+
+def test_what_cannot_be_continued_is_one_line(folder, tmp_path):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "manifest.json").write_text((folder / "run/manifest.json").read_text())
+    (unfinished / "metrics.jsonl").write_bytes(b"")
+    for arguments, message in [
+        ([folder / "run", "--prompt", ""], "prompt: it is empty; give some text"),
+        ([folder / "nothing", "--prompt", "a"], "nothing/manifest.json: missing; "),
+        ([unfinished, "--prompt", "a"], "has no final model yet"),
+        ([folder / "run", "--prompt", "a", "--temperature", "0", "--top-k", "3"], "temperature: 0 takes the likeliest"),
+    ]:
+        answer = command(*arguments)
+        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1), answer.stderr
+        assert message in answer.stderr
+
+
+def test_another_tokenizer_is_found_before_it_says_anything(folder, tmp_path):
+    copied = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(folder / "run"), str(copied)], check=True)
+    path = copied / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    assert "not the tokenizer of this run" in command(copied, "--prompt", "a").stderr
+    path.unlink()
+    assert "copy the tokenizer.json of its data set there" in command(copied, "--prompt", "a").stderr
