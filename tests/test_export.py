@@ -1,9 +1,8 @@
 """A run as a Hugging Face directory, and back."""
 
 import json
-import os
 import re
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,19 +10,15 @@ import pytest
 import torch
 import training
 import yaml
+from commands import answer, refusal
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import depthroute.interop.huggingface  # noqa: F401  (the Auto classes then know the model)
 from depthroute import runs
+from depthroute.interop.export import to_hf
 from depthroute.train.trained import load
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def command(*arguments, **options):
-    words = [sys.executable, "-m", "depthroute", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +31,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(folder):
-    answer = command("export", folder / "run", "--to", "hf", folder / "hf")
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout == f"{folder / 'hf'}: a Hugging Face model with its tokenizer; README.md says how to load it\n"
+    to_hf(folder / "run", folder / "hf")
     return folder / "hf"
 
 
@@ -55,29 +48,27 @@ def test_an_exported_model_is_the_runs_model_and_tokenizer(folder, exported):
     assert theirs.generation_config.eos_token_id == tokenizer.end
 
 
-def test_back_it_is_the_run_that_was_exported(folder, exported):
-    answer = command("export", exported, "--to", "run", folder / "back")
-    assert answer.stdout == f"{folder / 'back'}: the run that was exported\n", answer.stderr
+def test_back_it_is_the_run_that_was_exported(folder, exported, capsys):
+    told = answer(capsys, "export", exported, "--to", "run", folder / "back")
+    assert told.out == f"{folder / 'back'}: the run that was exported\n", told.err
     assert runs.finished(folder / "back")
     for file in ("model/model.safetensors", "model/config.json", "manifest.json", "metrics.jsonl", "tokenizer.json"):
         assert (folder / "back" / file).read_bytes() == (folder / "run" / file).read_bytes(), file
 
 
-def test_a_model_that_was_trained_further_comes_back_as_an_import_that_claims_nothing(folder, exported, tmp_path):
+def test_a_model_that_was_trained_further_comes_back_as_an_import_that_claims_nothing(exported, capsys, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
     with torch.no_grad():
-        model.model.norm.weight = torch.nn.Parameter(torch.ones(32)) if model.model.norm.weight is not None else None
         next(model.parameters()).add_(1)
     model.save_pretrained(tmp_path / "tuned")
     AutoTokenizer.from_pretrained(exported).save_pretrained(tmp_path / "tuned")
-    answer = command("export", tmp_path / "tuned", "--to", "run", tmp_path / "run")
-    assert "an imported model" in answer.stdout, answer.stderr
+    told = answer(capsys, "export", tmp_path / "tuned", "--to", "run", tmp_path / "run")
+    assert "an imported model" in told.out, told.err
     assert runs.manifest(tmp_path / "run")["imported"] == "tuned"
     assert not (tmp_path / "run" / "config.yaml").exists()
     ours, _ = load(tmp_path / "run", torch.device("cpu"))
     assert torch.equal(next(ours.parameters()), next(model.parameters()))
-    again = command("generate", tmp_path / "run", "--prompt", "the", "--max-tokens", "3")
-    assert again.returncode == 0, again.stderr
+    assert answer(capsys, "generate", tmp_path / "run", "--prompt", "the", "--max-tokens", 3).code == 0
 
 
 def test_the_card_says_what_the_run_says_of_itself(folder, exported):
@@ -97,15 +88,15 @@ def test_the_card_says_what_the_run_says_of_itself(folder, exported):
         assert said in text, said
 
 
-def test_the_card_of_a_studys_run_gives_its_question_arm_and_plan(folder, tmp_path):
+def test_the_card_of_a_studys_run_gives_its_question_arm_and_plan(folder, capsys, tmp_path):
     from depthroute.study import seal
 
     place = tmp_path / "study/runs/rd/3"
-    place.parent.mkdir(parents=True)
-    subprocess.run(["cp", "-r", str(folder / "run"), str(place)], check=True)
+    shutil.copytree(folder / "run", place)
     plan = seal.sealed({"format": seal.PREREG_FORMAT, "question": "Do roles help?", "date": "2026-01-02 03:04"})
     seal.write(tmp_path / "study" / seal.PREREG, plan)
-    assert command("export", place, "--to", "hf", tmp_path / "hf").returncode == 0
+    told = answer(capsys, "export", place, "--to", "hf", tmp_path / "hf")
+    assert told.out == f"{tmp_path / 'hf'}: a Hugging Face model with its tokenizer; README.md says how to load it\n"
     text = (tmp_path / "hf/README.md").read_text()
     assert "# rd, seed 3" in text
     assert "Question: Do roles help?" in text
@@ -113,11 +104,11 @@ def test_the_card_of_a_studys_run_gives_its_question_arm_and_plan(folder, tmp_pa
     assert "The study has no results yet." in text
 
 
-def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(folder, exported, tmp_path):
+def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(folder, exported, capsys, tmp_path):
     foreign, broken = tmp_path / "foreign", tmp_path / "broken"
     foreign.mkdir()
     (foreign / "config.json").write_text('{"model_type": "llama"}')
-    subprocess.run(["cp", "-r", str(exported), str(broken)], check=True)
+    shutil.copytree(exported, broken)
     (broken / "model.safetensors").write_bytes(b"not safetensors")
     target = tmp_path / "target"
     for arguments, message in [
@@ -128,19 +119,17 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(folder, expo
         ((foreign, "--to", "run", target), "a model of type 'llama'; only depthroute models become runs"),
         ((broken, "--to", "run", target), "cannot be read"),
     ]:
-        answer = command("export", *arguments)
-        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1), answer.stderr
-        assert message in answer.stderr
+        assert message in refusal(capsys, "export", *arguments)
     assert not target.exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_without_transformers_one_line_says_what_to_install(folder, tmp_path):
-    (tmp_path / "transformers.py").write_text("raise ImportError('not here')")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    answer = command("export", folder / "run", "--to", "hf", tmp_path / "hf", env=environment)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr == "error: Hugging Face models need transformers: pip install 'depthroute[hf]'\n"
+def test_without_transformers_one_line_says_what_to_install(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.startswith("depthroute.interop")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = refusal(capsys, "export", folder / "run", "--to", "hf", tmp_path / "hf")
+    assert line == "error: Hugging Face models need transformers: pip install 'depthroute[hf]'\n"
 
 
 def test_the_page_on_using_a_model_is_true(tmp_path, monkeypatch):

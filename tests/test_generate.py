@@ -2,13 +2,13 @@
 
 import itertools
 import json
-import subprocess
-import sys
+import shutil
 
 import networks
 import pytest
 import torch
 import training
+from commands import answer, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -129,45 +129,42 @@ def folder(tmp_path_factory):
     return folder
 
 
-def command(*arguments, stdin=""):
-    words = [sys.executable, "-m", "depthroute", "generate", *map(str, arguments)]
-    return subprocess.run(words, input=stdin, capture_output=True, text=True)
-
-
-def test_the_command_streams_the_same_text_from_an_argument_and_from_standard_input(folder):
-    given = command(folder / "run", "--prompt", "the depth ", "--max-tokens", "20", "--seed", "1")
-    piped = command(folder / "run", "--max-tokens", "20", "--seed", "1", "--json", stdin="the depth ")
-    assert given.returncode == piped.returncode == 0, given.stderr + piped.stderr
-    told = json.loads(piped.stdout)
-    assert (told["text"] + "\n", told["prompt"]) == (given.stdout, "the depth ")
+def test_the_command_streams_the_same_text_from_an_argument_and_from_standard_input(folder, capsys):
+    options = ("--max-tokens", 20, "--seed", 1)
+    given = answer(capsys, "generate", folder / "run", "--prompt", "the depth ", *options)
+    piped = answer(capsys, "generate", folder / "run", "--json", *options, stdin="the depth ")
+    assert given.code == piped.code == 0, given.err + piped.err
+    told = json.loads(piped.out)
+    assert (told["text"] + "\n", told["prompt"]) == (given.out, "the depth ")
     network, tokenizer = load(folder / "run", torch.device("cpu"))
     ids = generate(network, torch.tensor(tokenizer.encode("the depth ")), 20, Sampling(seed=1), tokenizer.vocab)
     expected = list(itertools.takewhile(lambda token: token != tokenizer.end, ids))
     assert (told["text"], told["tokens"]) == (tokenizer.decode(expected), len(expected))
-    assert given.stderr.startswith(f"{len(expected)} tokens, ")
+    assert given.err.startswith(f"{len(expected)} tokens, ")
 
 
-def test_what_cannot_be_continued_is_one_line(folder, tmp_path):
+@pytest.mark.usefixtures("as_a_user")
+def test_what_cannot_be_continued_is_one_line(folder, capsys, tmp_path):
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "manifest.json").write_text((folder / "run/manifest.json").read_text())
     (unfinished / "metrics.jsonl").write_bytes(b"")
+    (folder / "prereg.json").touch()
     for arguments, message in [
         ([folder / "run", "--prompt", ""], "prompt: it is empty; give some text"),
+        ([folder / "run"], "prompt: it is empty; give some text"),
         ([folder / "nothing", "--prompt", "a"], "nothing/manifest.json: missing; "),
+        ([folder, "--prompt", "a"], "is a study; name one of its runs"),
         ([unfinished, "--prompt", "a"], "has no final model yet"),
         ([folder / "run", "--prompt", "a", "--temperature", "0", "--top-k", "3"], "temperature: 0 takes the likeliest"),
     ]:
-        answer = command(*arguments)
-        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1), answer.stderr
-        assert message in answer.stderr
+        assert message in refusal(capsys, "generate", *arguments)
 
 
-def test_another_tokenizer_is_found_before_it_says_anything(folder, tmp_path):
-    copied = tmp_path / "run"
-    subprocess.run(["cp", "-r", str(folder / "run"), str(copied)], check=True)
+def test_another_tokenizer_is_found_before_it_says_anything(folder, capsys, tmp_path):
+    copied = shutil.copytree(folder / "run", tmp_path / "run")
     path = copied / "tokenizer.json"
     path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
-    assert "not the tokenizer of this run" in command(copied, "--prompt", "a").stderr
+    assert "not the tokenizer of this run" in refusal(capsys, "generate", copied, "--prompt", "a")
     path.unlink()
-    assert "copy the tokenizer.json of its data set there" in command(copied, "--prompt", "a").stderr
+    assert "copy the tokenizer.json of its data set there" in refusal(capsys, "generate", copied, "--prompt", "a")

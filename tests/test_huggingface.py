@@ -210,7 +210,9 @@ def test_gradient_checkpointing_is_the_transformers_own(model):
     assert model.model.checkpoint is None
     model.gradient_checkpointing_enable()
     assert (model.model.checkpoint, model.gradient_checkpointing) == ("layer", True)
-    model.gradient_checkpointing_disable()
+    with pytest.raises(ArgumentError, match="use_cache: backward would fill the cache again"):
+        model.train()(networks.tokens(), use_cache=True)
+    model.eval().gradient_checkpointing_disable()
     assert (model.model.checkpoint, model.gradient_checkpointing) == (None, False)
 
 

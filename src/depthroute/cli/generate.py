@@ -36,7 +36,10 @@ def generate(
     if prompt is None:
         if sys.stdin.isatty():
             raise ArgumentError("prompt: none given; use --prompt TEXT, or pipe a text into this command")
-        prompt = sys.stdin.buffer.read().decode("utf-8", "strict")
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError:
+            raise ArgumentError("prompt: standard input is not UTF-8 text") from None
     if not prompt:
         raise ArgumentError("prompt: it is empty; give some text to go on from")
 

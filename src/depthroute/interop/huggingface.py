@@ -11,20 +11,16 @@ nothing unknown is: a forward that swallows the cache under its other name gener
 from typing import Any, final
 
 import torch
+import transformers
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthroute.errors import ArgumentError, RunError
 from depthroute.model.cache import Cache
 from depthroute.model.transformer import ModelConfig, Transformer
-
-try:
-    import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-except ImportError:
-    raise RunError("Hugging Face models need transformers: pip install 'depthroute[hf]'") from None
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """What the installed transformers calls the cache in a model's output."""
@@ -126,13 +122,15 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         return wrapped.train(model.training)
 
     @classmethod
-    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
         """As in transformers, but RunError where a weight is missing, of another shape, or unknown to the model."""
         asked = options.pop("output_loading_info", False)
-        model, info = super().from_pretrained(*arguments, **options, output_loading_info=True)
+        options["output_loading_info"] = True
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
             if info[kind]:
-                raise RunError(f"{arguments[0]}: {kind.replace('_', ' ')}: {', '.join(map(str, sorted(info[kind])))}")
+                names = ", ".join(map(str, sorted(info[kind])))
+                raise RunError(f"{pretrained_model_name_or_path}: {kind.replace('_', ' ')}: {names}")
         return (model, info) if asked else model
 
     def forward(
@@ -173,6 +171,8 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         kept = one_cache(past_key_values, cache)
         if kept is None and (self.config.use_cache and not self.training if use_cache is None else use_cache):
             kept = transformers.DynamicCache()
+        if kept is not None and self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            raise ArgumentError("use_cache: backward would fill the cache again; leave it out while checkpointing")
         slots = cache_position
         if slots is None:
             past = 0 if kept is None else kept.get_seq_length()
@@ -204,7 +204,7 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         itself, earlier = key == slots[:, None], key < slots[:, None]
         if mask is None:
             return (itself | earlier)[None, None]
-        if mask.ndim == 4 and mask.dtype == torch.bool:
+        if mask.dtype == torch.bool and mask.shape[1:] == (1, len(slots), keys):
             return mask | itself
         if mask.ndim != 2 or mask.shape[1] > keys or (mask.shape[1] < keys and not static):
             raise ArgumentError(
