@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from depthroute.errors import ArgumentError, RunError
+from depthroute.errors import ArgumentError, ConfigError, RunError
 from depthroute.model.cache import Cache
 from depthroute.model.transformer import ModelConfig, Transformer
 
@@ -43,7 +43,9 @@ class DepthRouteConfig(PretrainedConfig):
 
     @property
     def parsed(self) -> ModelConfig:
-        return ModelConfig.parse(self.model or {}, "model")
+        if self.model is None:
+            raise AttributeError("this config has no model")
+        return ModelConfig.parse(self.model, "model")
 
     # Under these names transformers asks for the shape, to make caches.
 
@@ -81,7 +83,7 @@ class TheirCache(Cache):
 
     @property
     def length(self) -> int:
-        return self.kept.get_seq_length()
+        return int(self.kept.get_seq_length())
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         # A static cache of transformers 4 writes where it is told; later ones count for themselves.
@@ -107,6 +109,8 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
     _no_split_modules = ["Transformer"]  # noqa: RUF012
 
     def __init__(self, config: DepthRouteConfig) -> None:
+        if config.model is None:
+            raise ConfigError("model: missing; give DepthRouteConfig the model's configuration")
         super().__init__(config)
         self.model = Transformer(config.parsed, config.impl)
         if not self.model.embed_tokens.weight.is_meta:

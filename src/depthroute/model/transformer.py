@@ -166,7 +166,10 @@ class Transformer(nn.Module):
         visible: Tensor | None,
         cache: Cache | None,
     ) -> Context:
-        past, tokens = 0 if cache is None else cache.length, embedding.shape[1]
+        tokens = embedding.shape[1]
+        # A compiled pass over a cache of fixed size is told both: its length would be a number of the device.
+        told = positions is not None and visible is not None
+        past = 0 if cache is None or told else cache.length
         if positions is None:
             positions = torch.arange(past, past + tokens, device=embedding.device)
         cos, sin = angles(positions, self.config.head_width, self.config.rope_theta, embedding.dtype)
