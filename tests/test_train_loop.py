@@ -64,7 +64,7 @@ def loaded(run):
 def test_a_run_learns_and_leaves_what_the_contract_says(run):
     assert runs.finished(run)
     assert {path.name for path in run.iterdir() if path.name[0] != "."} == {
-        *("config.yaml", "manifest.json", "metrics.jsonl", "checkpoints", "model")
+        *("config.yaml", "tokenizer.json", "manifest.json", "metrics.jsonl", "checkpoints", "model")
     }
     steps = events(run, "step")
     assert [event["step"] for event in steps] == list(range(1, training.STEPS + 1))

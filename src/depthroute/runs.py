@@ -1,6 +1,7 @@
 """The run directory: what one training leaves behind, and how every tool reads it. Imports no torch.
 
 config.yaml      the expanded configuration
+tokenizer.json   of its data; the manifest holds its digest
 manifest.json    its digest, versions, resolved impl, device, data and tokenizer digests, parameter count
 metrics.jsonl    one event a line, each with a checksum; the source of truth for every number
 checkpoints/     step-00000100/{model.safetensors, optimizer.safetensors, checkpoint.json}
@@ -24,6 +25,7 @@ from depthroute.errors import RunError
 from depthroute.schema import Content
 
 CONFIG, MANIFEST, METRICS, CHECKPOINTS, MODEL = "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints", "model"
+TOKENIZER = "tokenizer.json"
 MODEL_FILES = ("model.safetensors", "config.json")
 
 

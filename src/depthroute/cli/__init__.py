@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from depthroute.cli import bench, cost, data, demo, inspect, intervene, presets, study, train
+from depthroute.cli import bench, cost, data, demo, export, generate, inspect, intervene, presets, study, train
 from depthroute.errors import DepthrouteError
 
 app = typer.Typer(
@@ -42,6 +42,8 @@ app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
 app.command()(inspect.inspect)
 app.command()(intervene.intervene)
+app.command()(generate.generate)
+app.command()(export.export)
 app.command()(presets.presets)
 app.add_typer(bench.app, name="bench")
 app.command()(cost.cost)

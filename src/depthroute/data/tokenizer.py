@@ -58,6 +58,22 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._inner.decode(list(ids), skip_special_tokens=False)
 
+    def stream(self, prompt: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
+        """The text of ids that follow a prompt, piece by piece; all pieces together are what `decode` says of them.
+
+        A character is held back until all of its bytes are there, or the ids end.
+        """
+        stream, every = decoders.DecodeStream(skip_special_tokens=False), list(prompt)
+        said = sum(len(stream.step(self._inner, token) or "") for token in prompt)
+        for token in ids:
+            every.append(token)
+            piece = stream.step(self._inner, token)
+            if piece:
+                said += len(piece)
+                yield piece
+        if rest := self.decode(every)[said:]:
+            yield rest
+
     def encode_pieces(self, pieces: list[bytes]) -> list[np.ndarray]:
         """Ids of pieces of UTF-8, an array each."""
         if self._bytewise:

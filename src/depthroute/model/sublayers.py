@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from depthroute.model.cache import Cache
 from depthroute.model.rotary import rotate
 
 Output = tuple[Tensor, Tensor | None]
@@ -30,10 +31,12 @@ class SublayerFlops(NamedTuple):
 class Context(NamedTuple):
     """What every attention of one forward pass shares."""
 
-    cos: Float[Tensor, "token half"]
-    sin: Float[Tensor, "token half"]
-    visible: Bool[Tensor, "batch 1 token token"] | None
+    cos: Float[Tensor, "... token half"]
+    sin: Float[Tensor, "... token half"]
+    visible: Bool[Tensor, "#batch 1 token key"] | None
     """Which tokens may attend to which; None: all earlier ones."""
+    cache: Cache | None
+    """Where the keys and values of earlier tokens are; None: there are none."""
 
 
 @final
@@ -46,6 +49,7 @@ class Attention(nn.Module):
         heads: int,
         kv_heads: int,
         head_width: int,
+        layer: int,
         *,
         qk_norm: bool,
         norm_gain: bool,
@@ -53,7 +57,7 @@ class Attention(nn.Module):
         key_rank: int,
     ) -> None:
         super().__init__()
-        self.width, self.head_width = width, head_width
+        self.width, self.head_width, self.layer = width, head_width, layer
         self.q_proj = nn.Linear(width, heads * head_width, bias=False)
         self.k_proj = nn.Linear(width, kv_heads * head_width, bias=False)
         self.v_proj = nn.Linear(width, kv_heads * head_width, bias=False)
@@ -67,12 +71,14 @@ class Attention(nn.Module):
         query = rotate(self.q_norm(self.split(self.q_proj(for_query))), context.cos, context.sin)
         key = rotate(self.k_norm(self.split(self.k_proj(for_key))), context.cos, context.sin)
         value = self.split(self.v_proj(for_value))
+        if context.cache is not None:
+            key, value = context.cache.update(key.to(value.dtype), value, self.layer)
         mixed = scaled_dot_product_attention(
             query.to(value.dtype),
             key.to(value.dtype),
             value,
             attn_mask=context.visible,
-            is_causal=context.visible is None,
+            is_causal=context.visible is None and query.shape[2] > 1,  # one token alone has nothing later to hide
             enable_gqa=self.grouped,
         )
         return output(self.o_proj(mixed.transpose(1, 2).flatten(2)), self.width)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, Literal, cast, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from depthroute.errors import ArgumentError, ConfigError
 from depthroute.model import init
+from depthroute.model.cache import Cache
 from depthroute.model.rotary import angles
 from depthroute.model.sublayers import Attention, Context, Mlp, Output
 from depthroute.ops import resolve
@@ -100,7 +101,7 @@ class Observer(ABC):
 class Layer(nn.Module):
     """Holds one layer's parts under Llama's names; the loop over sites is the Transformer's."""
 
-    def __init__(self, config: ModelConfig, key_rank: int) -> None:
+    def __init__(self, config: ModelConfig, key_rank: int, layer: int) -> None:
         super().__init__()
         self.input_layernorm = norm(config)
         self.self_attn = Attention(
@@ -108,6 +109,7 @@ class Layer(nn.Module):
             config.heads,
             config.kv_heads,
             config.head_width,
+            layer,
             qk_norm=config.qk_norm,
             norm_gain=config.norm_gain,
             norm_eps=config.norm_eps,
@@ -154,7 +156,7 @@ class Transformer(nn.Module):
         self.residual: Residual[Any] = config.residual.build(
             config.width, config.layers, self.impl, self.reads == "two_phase"
         )
-        self.layers = nn.ModuleList([Layer(config, self.residual.key_rank) for _ in range(config.layers)])
+        self.layers = nn.ModuleList([Layer(config, self.residual.key_rank, layer) for layer in range(config.layers)])
         self.norm = norm(config)
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
 
@@ -163,16 +165,26 @@ class Transformer(nn.Module):
         tokens: Int[Tensor, "batch token"],
         documents: Int[Tensor, "batch token"] | None = None,
         observer: Observer | None = None,
-    ) -> Float[Tensor, "batch token vocab"]:
+        *,
+        positions: Int[Tensor, "... token"] | None = None,
+        visible: Bool[Tensor, "#batch 1 token key"] | None = None,
+        cache: Cache | None = None,
+        last: int | None = None,
+    ) -> Float[Tensor, "batch logit vocab"]:
         """Logits of the next token.
 
         Args:
             tokens: token ids.
             documents: the document of every token; with `document_mask` on, attention never crosses documents.
             observer: is shown every read and every output; the logits are the same with it, to the bit.
+            positions: the position of every token; 0, 1, ... after those in the cache unless given.
+            visible: which keys every token may attend to, in place of the causal and document masks. The keys are
+                those of the cache, then these tokens' own.
+            cache: keys and values of the tokens before these, of the same document; these tokens' are added to it.
+            last: of how many tokens at the end to compute logits; of all unless given.
         """
         embedding = self.embed_tokens(tokens)
-        context = self.context(embedding, documents)
+        context = self.context(embedding, documents, positions, visible, cache)
         state = self.residual.start(embedding)
         for sites in self.spans():
             again = self.recompute != "none" and torch.is_grad_enabled()
@@ -184,7 +196,7 @@ class Transformer(nn.Module):
         (readout,) = self.residual.read(state, 2 * self.config.layers)
         if observer is not None:
             observer.read(2 * self.config.layers, state, (readout,))
-        normed = self.norm(readout)
+        normed = self.norm(readout if last is None else readout[:, -last:])
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
 
     def advance(self, state: Any, sites: range, context: Context, observer: Observer | None) -> Any:
@@ -213,16 +225,31 @@ class Transformer(nn.Module):
             yield layer.input_layernorm, layer.self_attn
             yield layer.post_attention_layernorm, layer.mlp
 
-    def context(self, embedding: Tensor, documents: Tensor | None) -> Context:
+    def context(
+        self,
+        embedding: Tensor,
+        documents: Tensor | None,
+        positions: Tensor | None,
+        visible: Tensor | None,
+        cache: Cache | None,
+    ) -> Context:
         tokens = embedding.shape[1]
-        cos, sin = angles(tokens, self.config.head_width, self.config.rope_theta, embedding)
-        if not self.config.document_mask:
-            return Context(cos, sin, None)
-        if documents is None:
-            raise ArgumentError("documents: this model masks attention by document; give every token's document")
-        causal = torch.ones(tokens, tokens, dtype=torch.bool, device=documents.device).tril()
-        same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
-        return Context(cos, sin, (same & causal).unsqueeze(1))
+        # A compiled pass over a cache of fixed size is told both: its length would be a number of the device.
+        told = positions is not None and visible is not None
+        past = 0 if cache is None or told else cache.length
+        if positions is None:
+            positions = torch.arange(past, past + tokens, device=embedding.device)
+        cos, sin = angles(positions, self.config.head_width, self.config.rope_theta, embedding.dtype)
+        if cos.ndim == 3:  # each sequence has its own, for all of its heads
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        if cache is not None and documents is not None:
+            raise ArgumentError("documents: a cache holds one document; say what is visible instead")
+        if visible is None and cache is None and self.config.document_mask:
+            visible = same_document(documents)
+        elif visible is None and past and tokens > 1:
+            causal = torch.ones(tokens, past + tokens, dtype=torch.bool, device=embedding.device).tril(past)
+            visible = causal[None, None]
+        return Context(cos, sin, visible, cache)
 
     def initialise(self, seed: int) -> "Transformer":
         """Draw every matrix from a generator keyed by (seed, parameter name); equal seeds share equal parts."""
@@ -250,3 +277,12 @@ def compiled_part() -> Callable[..., Output]:
 
 def norm(config: ModelConfig) -> nn.RMSNorm:
     return nn.RMSNorm(config.width, config.norm_eps, elementwise_affine=config.norm_gain)
+
+
+def same_document(documents: Int[Tensor, "batch token"] | None) -> Bool[Tensor, "batch 1 token token"]:
+    """Every token sees the earlier ones of its document."""
+    if documents is None:
+        raise ArgumentError("documents: this model masks attention by document; give every token's document")
+    causal = torch.ones(documents.shape[1], documents.shape[1], dtype=torch.bool, device=documents.device).tril()
+    same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
+    return (same & causal).unsqueeze(1)

@@ -220,7 +220,7 @@ class Intervened(Residual[Any]):
     def __init__(self, inner: Residual[Any], intervention: Intervention, sites: frozenset[int]) -> None:
         super().__init__()
         self.inner, self.intervention, self.sites = inner, intervention, sites
-        self.key_rank = inner.key_rank
+        self.key_rank, self.opens = inner.key_rank, inner.opens
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> Any:
         return self.inner.start(embedding)

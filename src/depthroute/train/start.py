@@ -54,12 +54,13 @@ def build_model(config: Config, vocab: int, device: torch.device) -> Transformer
 
 
 def record(run: Path, config: Config, model: Transformer, data: Dataset, device: torch.device) -> dict[str, Any]:
-    """Write config.yaml and manifest.json, or compare with the ones of the run that goes on. Returns the manifest."""
+    """Write what describes the run, or compare with what is there of the run that goes on. Returns the manifest."""
     now = describe(config, model, data, device)
     if (run / runs.MANIFEST).exists():
         compare(run, runs.manifest(run), now)
     else:
         runs.write_atomic(run / runs.CONFIG, configuration.dump(config).encode())
+        runs.write_atomic(run / runs.TOKENIZER, data.tokenizer.json.encode())
         runs.write_atomic(run / runs.MANIFEST, json.dumps(now, indent=2).encode() + b"\n")
     return now
 

@@ -1,0 +1,62 @@
+"""Keys and values of tokens that were read before, so that a pass reads new tokens only.
+
+Depth reads are local to a token: attention's keys and values are all that one pass has to leave for the next.
+"""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from depthroute.errors import ArgumentError
+
+
+class Cache(ABC):
+    """What the Transformer asks of a cache."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens of every sequence that earlier passes have left here."""
+
+    @abstractmethod
+    def update(
+        self, key: Float[Tensor, "batch head token width"], value: Float[Tensor, "batch head token width"], layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keep the layer's new keys and values; all of its keys and values, in the order of the tokens."""
+
+
+@final
+class KeyValueCache(Cache):
+    """A cache with room for `capacity` tokens of every sequence, allocated once, at the first pass."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.layers, self.capacity, self._length = layers, capacity, 0
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def update(
+        self, key: Float[Tensor, "batch head token width"], value: Float[Tensor, "batch head token width"], layer: int
+    ) -> tuple[Tensor, Tensor]:
+        start, end = self._length, self._length + key.shape[2]
+        if end > self.capacity:
+            raise ArgumentError(f"cache: has room for {self.capacity} tokens, and these are {end}; make it larger")
+        if layer == len(self._kept):
+            shape = (*key.shape[:2], self.capacity, key.shape[3])
+            self._kept.append((key.new_empty(shape), value.new_empty(shape)))
+        keys, values = self._kept[layer]
+        keys[:, :, start:end] = key
+        values[:, :, start:end] = value
+        if layer == self.layers - 1:
+            self._length = end
+        return keys[:, :, :end], values[:, :, :end]
+
+    def cut(self, length: int) -> None:
+        """Forget all tokens but the first `length`."""
+        if not 0 <= length <= self._length:
+            raise ArgumentError(f"length: {length} must lie between 0 and the {self._length} tokens that are here")
+        self._length = length

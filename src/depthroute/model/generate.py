@@ -1,0 +1,84 @@
+"""Tokens in, tokens out: a continuation, one token a pass, with a cache. It knows nothing of text.
+
+p = softmax(logits / temperature), cut to the `top_k` likeliest tokens, then to the fewest that hold `top_p` of p
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from depthroute.errors import ArgumentError
+from depthroute.model.cache import KeyValueCache
+from depthroute.model.transformer import Transformer
+
+
+class Sampling(NamedTuple):
+    """How a token is chosen. Temperature 0 takes the likeliest."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    """Tokens to choose among; None for all."""
+    top_p: float | None = None
+    """Probability that the tokens to choose among have together; None for all."""
+    seed: int = 0
+
+
+def generate(
+    model: Transformer, prompt: Int[Tensor, " token"], tokens: int, sampling: Sampling, vocab: int | None = None
+) -> Iterator[int]:
+    """The next `tokens` token ids after the prompt, each as soon as it is chosen.
+
+    Args:
+        vocab: how many ids can be chosen, from 0; all of the model's unless given.
+
+    Raises:
+        ArgumentError: an empty prompt, no token asked for, or choices out of range.
+    """
+    vocab = model.embed_tokens.num_embeddings if vocab is None else vocab
+    check(prompt, tokens, sampling, vocab)
+    return continuation(model, prompt, tokens, sampling, vocab)
+
+
+@torch.inference_mode()
+def continuation(
+    model: Transformer, prompt: Int[Tensor, " token"], tokens: int, sampling: Sampling, vocab: int
+) -> Iterator[int]:
+    cache = KeyValueCache(model.config.layers, len(prompt) + tokens - 1)
+    generator = torch.Generator().manual_seed(sampling.seed)
+    new = prompt.to(model.embed_tokens.weight.device).unsqueeze(0)
+    for _ in range(tokens):
+        logits = model(new, cache=cache, last=1)[0, 0, :vocab]
+        token = choose(logits, sampling, generator)
+        yield token
+        new = new.new_tensor([[token]])
+
+
+def choose(logits: Float[Tensor, " vocab"], sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    # On the CPU, in fp32: one seed draws the same there whatever device computed the logits.
+    scaled, ids = (logits.cpu().float() / sampling.temperature).sort(descending=True, stable=True)
+    weights = torch.softmax(scaled[: sampling.top_k], dim=0)
+    if sampling.top_p is not None:
+        before = weights.cumsum(0) - weights
+        weights = weights.masked_fill(before >= sampling.top_p, 0)
+    return int(ids[torch.multinomial(weights, 1, generator=generator)])
+
+
+def check(prompt: Tensor, tokens: int, sampling: Sampling, vocab: int) -> None:
+    temperature, top_k, top_p, _ = sampling
+    if len(prompt) == 0:
+        raise ArgumentError("prompt: it is empty; give at least one token to go on from")
+    if tokens < 1:
+        raise ArgumentError(f"tokens: {tokens}; ask for at least 1")
+    if not 0 <= temperature < float("inf"):
+        raise ArgumentError(f"temperature: {temperature}; give 0 for the likeliest token, or a positive number")
+    if temperature == 0 and (top_k, top_p) != (None, None):
+        raise ArgumentError("temperature: 0 takes the likeliest token; leave out top_k and top_p, or raise it")
+    if top_k is not None and not 1 <= top_k <= vocab:
+        raise ArgumentError(f"top_k: {top_k} must lie between 1 and the vocabulary, {vocab}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ArgumentError(f"top_p: {top_p} must lie above 0 and at most at 1")
