@@ -11,6 +11,7 @@ ALLOWED = {
     "errors": set(),
     "schema": set(),
     "ops": set(),
+    "depth_read": {"ops"},
     "residuals": {"ops"},
     "model": {"ops", "residuals"},
     "presets": set(),
@@ -21,7 +22,7 @@ ALLOWED = {
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
     "cli": {"report", "study", "train", "model", "config", "presets", "data", "runs"},
-    "__init__": {"ops", "residuals", "model"},
+    "__init__": {"ops", "depth_read", "residuals", "model"},
     "__main__": {"cli"},
 }
 NO_TORCH = {"errors", "schema", "presets", "data", "runs", "report"}
