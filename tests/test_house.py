@@ -21,7 +21,8 @@ ALLOWED = {
     "train": {"model", "config", "data", "runs"},
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
-    "cli": {"report", "study", "train", "model", "config", "presets", "data", "runs"},
+    "evaluation": {"study", "train", "model", "config", "data", "runs"},
+    "cli": {"report", "study", "evaluation", "train", "model", "config", "presets", "data", "runs"},
     "__init__": {"ops", "depth_read", "residuals", "model"},
     "__main__": {"cli"},
 }

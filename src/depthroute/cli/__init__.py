@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from depthroute.cli import data, demo, presets, study, train
+from depthroute.cli import data, demo, evaluate, presets, study, train
 from depthroute.errors import DepthrouteError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
+app.command("eval")(evaluate.evaluate)
 app.command()(presets.presets)
 
 

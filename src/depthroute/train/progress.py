@@ -51,6 +51,10 @@ class TrainingProgress:
         share = f"{done / total:.0%}" if total else f"{done / 1e6:,.0f} MB"
         self._show(f"data: {stage} {share}", done, total)
 
+    def evaluating(self, what: str, done: int) -> None:
+        """Progress of an evaluation, in bytes of text; how many there are is not known beforehand."""
+        self._show(f"{what}: {done / 1e6:,.2f} MB", done, None)
+
     def message(self, text: str) -> None:
         if self._rich:
             self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
