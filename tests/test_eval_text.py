@@ -1,8 +1,10 @@
 """Evaluation on texts: what is counted, how sure it is, and what a person sees."""
 
+import importlib
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +177,13 @@ def test_a_wrong_word_is_one_line_that_says_what_to_do(folder, tmp_path, monkeyp
         evaluate(folder / "run", **parsed(arguments), tasks=None, field="text", shots=None, data=folder / "data")
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
+
+
+def test_tasks_without_the_harness_are_one_line_that_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    monkeypatch.delitem(sys.modules, "depthroute.evaluation.harness", raising=False)
+    with pytest.raises(ConfigError, match=r"--tasks needs lm-evaluation-harness: pip install 'depthroute\[eval\]'"):
+        importlib.import_module("depthroute.evaluation.harness")
 
 
 def test_a_directory_that_is_no_run_or_a_data_root_without_the_tokenizer_is_one_line(folder, tmp_path):

@@ -42,7 +42,7 @@ class HarnessModel(TemplateLM):
     def eot_token_id(self) -> int:
         return self.scorer.end
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: object) -> list[int]:
         return self.tokens.encode(string)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -50,7 +50,7 @@ class HarnessModel(TemplateLM):
         return [-nats for nats in self.scorer.nats(self.tokens.encode(request.args[0]) for request in requests)]
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_: object
+        self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **options: object
     ) -> list[tuple[float, bool]]:
         """Of each continuation after its context: its log-likelihood, and whether greedy text would be the same."""
         windows = [self.window(number, *ids) for number, (_, *ids) in enumerate(requests)]

@@ -60,23 +60,28 @@ class Scorer:
             part = stream[start : start + self.length + 1]
             yield Window(owner, part[:-1], part[1:], start == 0)
 
-    @torch.no_grad()
     def score(self, windows: Iterable[Window]) -> Iterator[Scores]:
         """The scores of each window, in order. Windows are taken as needed, `batch` at a time."""
-        device = next(self.model.parameters()).device
         waiting = iter(windows)
         while group := list(islice(waiting, self.batch)):
-            lengths = [len(window.tokens) for window in group]
-            # What is padded lies behind every target, where causal attention does not look.
-            tokens, targets = (np.full((len(group), max(lengths)), self.end, np.int64) for _ in range(2))
-            documents = np.ones_like(tokens)
-            for row, window in enumerate(group):
-                tokens[row, : lengths[row]], targets[row, : lengths[row]] = window.tokens, window.targets
-                documents[row, 0] -= window.opens
-            inputs, wanted, of = (torch.from_numpy(array).to(device) for array in (tokens, targets, documents))
-            logits = self.model(inputs, of if self.model.config.document_mask else None).float()
-            nll = cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
-            likeliest = logits.argmax(-1) == wanted
-            for row, (window, length) in enumerate(zip(group, lengths, strict=True)):
-                of_row = (array[row, :length].cpu().numpy() for array in (nll.double(), likeliest))
-                yield Scores(window.owner, *of_row)
+            yield from self.score_together(group)
+
+    @torch.no_grad()
+    def score_together(self, group: Sequence[Window]) -> list[Scores]:
+        """The scores of windows that go through the model at once."""
+        device = next(self.model.parameters()).device
+        lengths = [len(window.tokens) for window in group]
+        # What is padded lies behind every target, where causal attention does not look.
+        tokens, targets = (np.full((len(group), max(lengths)), self.end, np.int64) for _ in range(2))
+        documents = np.ones_like(tokens)
+        for row, window in enumerate(group):
+            tokens[row, : lengths[row]], targets[row, : lengths[row]] = window.tokens, window.targets
+            documents[row, 0] -= window.opens
+        inputs, wanted, of = (torch.from_numpy(array).to(device) for array in (tokens, targets, documents))
+        logits = self.model(inputs, of if self.model.config.document_mask else None).float()
+        nll = cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+        found = nll.double().cpu().numpy(), (logits.argmax(-1) == wanted).cpu().numpy()
+        return [
+            Scores(window.owner, *(array[row, :length] for array in found))
+            for row, (window, length) in enumerate(zip(group, lengths, strict=True))
+        ]
