@@ -116,21 +116,22 @@ class Tasks(Evaluator):
 
     def __init__(self, names: Sequence[str], shots: int | None, limit: int | None) -> None:
         self.names, self.shots, self.limit = [name.strip() for name in names], shots, limit
-        self.manager = TaskManager()
+        # Its own tasks are thousands of files, which take seconds to list.
+        self.manager = TaskManager(include_defaults=not all(map(is_file, self.names)))
         for name in self.names:
-            if name.endswith((".yaml", ".yml")):
+            if is_file(name):
                 if not Path(name).is_file():
                     raise ConfigError(f"--tasks {name}: no such file")
             elif name not in self.manager.all_tasks:
-                known = self.manager.all_tasks
-                raise ConfigError(f"--tasks {name}: lm-evaluation-harness has no such task{did_you_mean(name, known)}")
+                hint = did_you_mean(name, self.manager.all_tasks)
+                raise ConfigError(f"--tasks {name}: lm-evaluation-harness has no such task{hint}")
 
     def evaluate(self, trained: Trained, progress: Progress) -> dict[str, Any]:
         model = HarnessModel(trained)
         progress(", ".join(self.names), 0)
         answer = simple_evaluate(
             model,
-            tasks=[str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name for name in self.names],
+            tasks=[str(Path(name).absolute()) if is_file(name) else name for name in self.names],
             num_fewshot=self.shots,
             limit=self.limit,
             task_manager=self.manager,
@@ -156,6 +157,10 @@ class Tasks(Evaluator):
             for task, entry in found["tasks"].items()
             for metric, value in entry.items()
         }
+
+
+def is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
 
 
 def numbers(entry: dict[str, Any]) -> dict[str, dict[str, float | None]]:

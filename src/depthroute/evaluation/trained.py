@@ -36,19 +36,19 @@ def opened(run: Path, data_root: Path) -> Generator[Trained]:
     It computes in fp32 on the GPU where there is one, with the windows, their number at a time, the threads and the
     determinism of the run's training.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = load_model(run, device), load_tokenizer(run, data_root)
     trained = config.load(run / runs.CONFIG)
-    scorer = Scorer(model, tokenizer.end, trained.length, trained.batch // trained.accumulation)
-    conditions = {
-        "run": str(run),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "length": trained.length,
-        "precision": "fp32",
-        "device": device.type,
-        "impl": model.impl,
-    }
     with numerics(trained):
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model, tokenizer = load_model(run, device), load_tokenizer(run, data_root)
+        scorer = Scorer(model, tokenizer.end, trained.length, trained.batch // trained.accumulation)
+        conditions = {
+            "run": str(run),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "length": trained.length,
+            "precision": "fp32",
+            "device": device.type,
+            "impl": model.impl,
+        }
         yield Trained(scorer, tokenizer, conditions)
 
 

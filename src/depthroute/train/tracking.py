@@ -10,8 +10,10 @@ training goes on, to the same bits. A run that is resumed is a further run of wa
 
 import logging
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, final
 
@@ -115,7 +117,8 @@ class Trackers:
 def softly(word: str, act: Callable[[], None]) -> bool:
     """Whether a tracker did what it was asked to; if not, one warning says why."""
     try:
-        act()
+        with redirect_stdout(sys.stderr):  # What they print is no output of ours.
+            act()
     except ModuleNotFoundError:
         log.warning("track: %s is not installed, so it shows nothing: pip install 'depthroute[track]'", word)
     except Exception as error:  # whatever a service does must not end a run
