@@ -120,8 +120,7 @@ class Tasks(Evaluator):
         self.manager = TaskManager(include_defaults=not all(map(is_file, self.names)))
         for name in self.names:
             if is_file(name):
-                if not Path(name).is_file():
-                    raise ConfigError(f"--tasks {name}: no such file")
+                check_file(self.manager, name)
             elif name not in self.manager.all_tasks:
                 hint = did_you_mean(name, self.manager.all_tasks)
                 raise ConfigError(f"--tasks {name}: lm-evaluation-harness has no such task{hint}")
@@ -146,10 +145,10 @@ class Tasks(Evaluator):
         for task, entry in found["tasks"].items():
             for metric, value in entry.items():
                 rows.append([task, metric, f"{value['value']:.4f}", error_words(value["standard_error"])])
-        cut = found["truncated"]
-        return columns(rows) + (
-            [f"\n{cut} contexts were longer than the model's windows: cut on the left"] if cut else []
-        )
+        lines = columns(rows)
+        if found["truncated"]:
+            lines += ["", f"{found['truncated']} contexts were longer than the windows of training, and were cut"]
+        return lines
 
     def metrics(self, found: dict[str, Any]) -> dict[str, float]:
         return {
@@ -161,6 +160,17 @@ class Tasks(Evaluator):
 
 def is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
+
+
+def check_file(manager: Any, name: str) -> None:
+    """ConfigError if a YAML file is not there, or no task that the harness can load with its documents."""
+    if not Path(name).is_file():
+        raise ConfigError(f"--tasks {name}: no such file")
+    try:
+        manager.load([str(Path(name).absolute())])
+    except Exception as error:  # the harness and its libraries raise nothing more precise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"--tasks {name}: lm-evaluation-harness cannot load it: {reason}") from error
 
 
 def numbers(entry: dict[str, Any]) -> dict[str, dict[str, float | None]]:
