@@ -173,3 +173,12 @@ def test_a_task_that_is_not_there_is_one_line():
         Tasks(["arc_esy"], None, None)
     with pytest.raises(ConfigError, match=r"--tasks nothing\.yaml: no such file"):
         Tasks(["nothing.yaml"], None, None)
+
+
+def test_a_task_file_that_cannot_be_loaded_is_one_line_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    lost = write_task(tmp_path, "lost", [], output_type="multiple_choice", doc_to_text="{{q}}")
+    (tmp_path / "lost.jsonl").unlink()
+    with pytest.raises(ConfigError, match=rf"--tasks {lost}: lm-evaluation-harness cannot load it: ") as refused:
+        Tasks([str(lost)], None, None)
+    assert "\n" not in str(refused.value)

@@ -87,11 +87,12 @@ def test_tensorboard_shows_the_numbers_of_the_metrics_file_also_of_a_resumed_run
 
 
 def test_wandb_keeps_a_run_offline(folder, monkeypatch, warnings):
-    pytest.importorskip("wandb", reason="wandb is not installed; it is in the extra `track`")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed; it is in the extra `track`")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = trained(folder, "wandb-run", track=["wandb"], **SHORT)
     assert warnings() == []
     assert_same_run(run, folder / "plain")
+    wandb.teardown()  # Its service, a process of its own, may still be writing.
     (kept,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
     content = kept.read_bytes()
     assert b"train/nll" in content
