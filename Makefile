@@ -9,7 +9,7 @@ VENV := .venv
 ASKED := $(PYTHON) $(TORCH_SPEC) $(PIP_ARGS)
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install install-dev clean
+.PHONY: demo test check docs wheel install install-dev clean
 
 demo: install
 	$(BIN)/depthroute demo
@@ -21,6 +21,19 @@ check: install-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+
+# Into site/, from files of this folder alone; a warning is an error, and so is a page that loads from elsewhere.
+docs: install-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@! grep -rE '<(script|link|img)[^>]+(src|href)="?(https?:)?//' --include='*.html' site
+
+# The wheel as a stranger meets it: a new environment, and a folder that holds nothing else.
+wheel: install-dev
+	rm -rf dist
+	$(BIN)/python -m build
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(PYTHON) -m venv $$place/venv && \
+		$$place/venv/bin/python -m pip install -q $(PIP_ARGS) "$(TORCH_SPEC)" dist/*.whl && \
+		cd $$place && venv/bin/depthroute demo --quick
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

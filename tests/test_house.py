@@ -12,6 +12,7 @@ ALLOWED = {
     "launch": set(),
     "schema": set(),
     "ops": set(),
+    "depth_read": {"ops"},
     "residuals": {"ops"},
     "model": {"ops", "residuals"},
     "presets": set(),
@@ -23,9 +24,11 @@ ALLOWED = {
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
     "interop": {"train", "model", "config", "data", "runs"},
+    "evaluation": {"study", "train", "model", "config", "data", "runs"},
     "bench": {"model", "ops", "presets", "residuals"},
     "cli": {
         "bench",
+        "evaluation",
         "interop",
         "ops",
         "probe",
@@ -38,7 +41,7 @@ ALLOWED = {
         "data",
         "runs",
     },
-    "__init__": {"ops", "residuals", "model"},
+    "__init__": {"ops", "depth_read", "residuals", "model"},
     "__main__": {"cli"},
 }
 NO_TORCH = {"errors", "schema", "launch", "presets", "data", "runs", "report"}

@@ -1,7 +1,8 @@
 """Attention residuals for PyTorch: how a layer reads from earlier depth, as one equation.
 
     import depthroute as dr
-    mixed, lse = dr.attend(queries, keys, values, eps=1e-6)
+    read = dr.DepthRead(width)                                # a module with a learned query
+    mixed, lse = dr.attend(queries, keys, values, eps=1e-6)   # the function beneath it
 
 Names are loaded when first used, so that the command line answers without importing torch.
 """
@@ -9,17 +10,34 @@ Names are loaded when first used, so that the command line answers without impor
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from depthroute.errors import ArgumentError, ConfigError, DataError, DepthrouteError, RunError
+
 if TYPE_CHECKING:
+    from depthroute.depth_read import DepthRead
     from depthroute.model.transformer import ModelConfig, Transformer
     from depthroute.ops import Attended, attend, merge
     from depthroute.residuals import Residual
 
-__all__ = ["Attended", "ModelConfig", "Residual", "Transformer", "attend", "merge"]
+__all__ = [
+    "ArgumentError",
+    "Attended",
+    "ConfigError",
+    "DataError",
+    "DepthRead",
+    "DepthrouteError",
+    "ModelConfig",
+    "Residual",
+    "RunError",
+    "Transformer",
+    "attend",
+    "merge",
+]
 
 HOME = {
     "Attended": "depthroute.ops",
     "attend": "depthroute.ops",
     "merge": "depthroute.ops",
+    "DepthRead": "depthroute.depth_read",
     "Residual": "depthroute.residuals",
     "ModelConfig": "depthroute.model.transformer",
     "Transformer": "depthroute.model.transformer",
@@ -30,3 +48,7 @@ def __getattr__(name: str) -> Any:
     if name not in HOME:
         raise AttributeError(f"module 'depthroute' has no attribute '{name}'")
     return getattr(importlib.import_module(HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -127,6 +127,8 @@ class Config(Schema):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Of the CPU; null for torch's choice."""
     deterministic: bool = True
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where metrics are shown beside metrics.jsonl. Decides nothing of a run, so no digest or comparison knows it."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -202,14 +204,19 @@ def dump(config: Config) -> str:
 
 
 def digest(config: Config) -> str:
-    """sha256 of the whole configuration, independent of the order and spelling of its source."""
-    plain = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """sha256 of all that decides a run, independent of the order and spelling of its source."""
+    plain = json.dumps(deciding(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def deciding(config: Config) -> dict[str, Any]:
+    """The configuration as plain data, without what changes no bit of a run."""
+    return config.model_dump(mode="json", exclude={"track"})
 
 
 def first_difference(a: Config, b: Config) -> str | None:
     """The first dotted key in which two configurations differ; None if they are equal."""
-    left, right = flatten(a.model_dump(mode="json")), flatten(b.model_dump(mode="json"))
+    left, right = flatten(deciding(a)), flatten(deciding(b))
     return next((key for key in {**left, **right} if left.get(key, ABSENT) != right.get(key, ABSENT)), None)
 
 

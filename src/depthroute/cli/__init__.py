@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from depthroute.cli import bench, cost, data, demo, export, generate, inspect, intervene, presets, study, train
+from depthroute.cli import (
+    bench,
+    cost,
+    data,
+    demo,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    intervene,
+    presets,
+    study,
+    train,
+)
 from depthroute.errors import DepthrouteError
 
 app = typer.Typer(
@@ -44,6 +57,7 @@ app.command()(inspect.inspect)
 app.command()(intervene.intervene)
 app.command()(generate.generate)
 app.command()(export.export)
+app.command("eval")(evaluate.evaluate)
 app.command()(presets.presets)
 app.add_typer(bench.app, name="bench")
 app.command()(cost.cost)

@@ -172,7 +172,7 @@ def _config_changes(before: Study, now: Study) -> list[str]:
 
 
 def _flat(study: Study, arm: str, at: Mapping[str, str]) -> dict[str, Any]:
-    return config.flatten(run_config(study, arm, at, 0).model_dump(mode="json"))
+    return config.flatten(config.deciding(run_config(study, arm, at, 0)))
 
 
 def _contrast_words(contrast: Contrast) -> str:

@@ -38,6 +38,7 @@ def measured_speed(run: Planned, data_root: Path) -> float:
         "tokens": STEPS * run.config.tokens_per_step,
         "schedule.warmup": 0,
         "evaluation": {"milestones": [], "every": None, "tokens": run.config.length},
+        "track": [],
     }
     short = config.from_dict(overlay(run.config.model_dump(mode="json"), few))
     with tempfile.TemporaryDirectory() as folder:

@@ -141,7 +141,7 @@ def milestones(run: config.Config) -> list[int]:
 
 
 def digest_without_seed(run: config.Config) -> str:
-    plain = run.model_dump(mode="json", exclude={"seed"})
+    plain = {key: value for key, value in config.deciding(run).items() if key != "seed"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -28,6 +28,7 @@ from depthroute.train.losses import losses, micro_batches
 from depthroute.train.progress import TrainingProgress
 from depthroute.train.schedule import factor
 from depthroute.train.stopping import Interrupted, Stop, StopRequested, stop_requests
+from depthroute.train.tracking import Trackers
 
 
 def train(config: Config, run: Path, data_root: Path, *, resume: bool = False, verbose: bool = False) -> None:
@@ -80,6 +81,7 @@ class Training:
             self.step, self.seconds, self.saved = saved.point.step, saved.point.seconds, saved.path
         runs.cut_metrics(run, self.step)
         self.metrics = runs.MetricsWriter(run)
+        self.trackers = Trackers(config, run, self.step)
 
     def finish(self) -> None:
         """Train to the end. Asked to stop, save a checkpoint and raise `Interrupted`."""
@@ -92,6 +94,7 @@ class Training:
             raise Interrupted(message, self.stop.signal_number) from None
         finally:
             self.metrics.close()
+            self.trackers.close()
 
     def loop(self) -> None:
         # A checkpoint stands before the evaluation of its step, so that a run stopped in between makes it up.
@@ -107,7 +110,7 @@ class Training:
                 self.save()
         self.save_model()
         sums = runs.model_sums(self.run)
-        self.metrics.write("end", step=self.step, tokens=self.tokens, seconds=self.seconds, model=sums)
+        self.write("end", step=self.step, tokens=self.tokens, seconds=self.seconds, model=sums)
         self.metrics.sync()
 
     def advance(self) -> None:
@@ -123,7 +126,7 @@ class Training:
         seconds = time.perf_counter() - began
         self.seconds += seconds
         rate = self.config.tokens_per_step / seconds
-        self.metrics.write(
+        self.write(
             "step",
             step=self.step,
             tokens=self.tokens,
@@ -167,9 +170,13 @@ class Training:
             if not math.isfinite(evaluation.nll):
                 raise self.diverged(self.step, f"the NLL on {name} is {evaluation.nll}")
         for name, evaluation in found.items():
-            self.metrics.write("evaluation", step=self.step, tokens=self.tokens, held_out=name, **evaluation._asdict())
+            self.write("evaluation", step=self.step, tokens=self.tokens, held_out=name, **evaluation._asdict())
             losses = f"{evaluation.nll:.4f} nats a token, {evaluation.bits_per_byte:.4f} bits a byte"
             self.progress.message(f"step {self.step}: {name} {losses}")
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.metrics.write(event, **fields)
+        self.trackers.write(event, fields)
 
     @property
     def tokens(self) -> int:

@@ -55,6 +55,10 @@ class TrainingProgress:
         """Progress of anything that is counted."""
         self._show(f"{stage} {done:,}/{total:,}", done, total)
 
+    def evaluating(self, what: str, done: int) -> None:
+        """Progress of an evaluation, in bytes of text; how many there are is not known beforehand."""
+        self._show(f"{what}: {done / 1e6:,.2f} MB", done, None)
+
     def message(self, text: str) -> None:
         if self._rich:
             self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,99 @@
+"""Every code block of the README and the pages of the site does what it says.
+
+Python blocks run in the order of their page, in an empty folder and with the page's own names. YAML is a run's or a
+study's configuration, or a part of a run's, and is written where its title says. Shell lines that call `depthroute` are
+read by the command line itself, without being run; those below `<!-- run -->` are run as well.
+"""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from documents import PAGES, ROOT, Block, blocks, commands
+
+from depthroute import config
+from depthroute.cli import app
+from depthroute.study.plan import Study, plan_runs
+
+SHELLS = ("sh", "bash", "console")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch, as_a_user):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": f"page_{page.stem.replace('-', '_')}"}
+    # Classes look up their own module, as dataclasses and NamedTuples do.
+    for block in blocks(page):
+        assert block.kind in ("python", "yaml", "text", *SHELLS), f"{page.name}: say what this is:\n{block.text}"
+        if block.kind == "python":
+            exec(compile(block.text, f"{page.name}", "exec"), names)
+        elif block.kind == "yaml":
+            check_yaml(block)
+        elif block.kind in SHELLS:
+            for line in commands(block.text, "depthroute"):
+                parse(shlex.split(line)[1:])
+                if block.run:
+                    done = subprocess.run([sys.executable, "-m", *shlex.split(line)], capture_output=True, text=True)
+                    assert done.returncode == 0, f"{page.name}: {line}\n{done.stderr}"
+
+
+def check_yaml(block: Block) -> None:
+    # The README shows a file and the commands that take it as one block.
+    shown = "".join(line for line in block.text.splitlines(keepends=True) if not line.startswith("depthroute "))
+    raw = yaml.safe_load(shown)
+    if "arms" in raw:
+        study = Study.parse(raw)
+        if not unknown_residuals(raw):
+            plan_runs(study)
+    elif "residual" in raw:
+        config.from_dict({"model": {"size": "tiny", **raw}})
+    else:
+        config.from_dict(raw)
+    if block.title:
+        Path(block.title).write_text(shown)
+    for line in commands(block.text, "depthroute"):
+        parse(shlex.split(line)[1:])
+
+
+def unknown_residuals(raw: dict) -> bool:
+    """Whether an arm's residual is one that the page tells how to write."""
+    named = [arm.get("model.residual", {}).get("name") for arm in raw["arms"].values()]
+    return "forgetful" in named
+
+
+def parse(words: list[str]) -> None:
+    """Read the words of a command as the command line does, down to the last subcommand. Nothing is run."""
+    command = typer.main.get_command(app)
+    context = command.make_context("depthroute", list(words))
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, list(rest), parent=context)
+
+
+def test_a_wrong_option_in_a_page_would_be_found():
+    with pytest.raises(typer.exceptions.TyperException):
+        parse(["study", "plan", "mine.yaml", "--measurre"])
+    with pytest.raises(typer.exceptions.TyperException):
+        parse(["study", "plam", "mine.yaml"])
+
+
+def test_every_page_is_in_the_sites_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def files(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        inner = entry if isinstance(entry, list) else list(entry.values())
+        return [name for part in inner for name in files(part)]
+
+    assert sorted(files(site["nav"])) == sorted(page.name for page in PAGES if page.parent.name == "docs")
+
+
+def test_the_site_asks_nothing_of_another_machine():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert site["theme"]["font"] is False
+    assert not {"extra_css", "extra_javascript", "repo_url"} & set(site)
