@@ -13,14 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import reference
+from depthroute.ops import reference, triton
 from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
 __all__ = ["IMPLEMENTATIONS", "Attended", "attend", "merge", "resolve"]
 
-IMPLEMENTATIONS = {"reference": reference}
+IMPLEMENTATIONS = {"reference": reference, "triton": triton}
 
 
 def resolve(impl: str) -> str:
