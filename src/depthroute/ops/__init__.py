@@ -18,8 +18,9 @@ from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
-__all__ = ["IMPLEMENTATIONS", "Attended", "attend", "merge", "resolve"]
+__all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "merge", "resolve"]
 
+SPECIFICATION = "reference"
 IMPLEMENTATIONS = {"reference": reference, "triton": triton}
 
 

@@ -12,7 +12,10 @@ Sources are found by their addresses: they are never stacked, and one compiled k
     norms      [query, token]           1 / sqrt(mean(mixed^2) + norm_eps), where the mixture is normed on the way out
 
 A tile is a power of two and the width need not be: what lies beyond is masked. Nothing is added by atomics.
+Triton compiles a kernel from its source and its module's names, which the wrapper of a type checker would hide.
 """
+
+from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -22,6 +25,7 @@ INTERPRETED = triton.knobs.runtime.interpret
 
 
 @triton.jit
+@no_type_check
 def note_addresses(table, tensors, strides):
     """Fill rows of a table from kernel arguments: no copy from the host, so CUDA graphs may capture it."""
     for number in tl.static_range(len(tensors)):
@@ -30,6 +34,7 @@ def note_addresses(table, tensors, strides):
 
 
 @triton.jit
+@no_type_check
 def row(table, number, token, DTYPE: tl.constexpr, ALIGNMENT: tl.constexpr):
     """Where a token's row of a tensor begins. Every row of every tensor in the table is aligned to so many bytes."""
     first = tl.load(table + 2 * number).to(tl.pointer_type(DTYPE))
@@ -37,6 +42,7 @@ def row(table, number, token, DTYPE: tl.constexpr, ALIGNMENT: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def attend_kernel(
     values,
     keys,
@@ -108,6 +114,7 @@ def attend_kernel(
 
 
 @triton.jit
+@no_type_check
 def attend_backward_kernel(
     values,
     keys,
@@ -212,6 +219,7 @@ def attend_backward_kernel(
 
 
 @triton.jit
+@no_type_check
 def places(
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
@@ -235,6 +243,7 @@ def places(
 
 
 @triton.jit
+@no_type_check
 def sum_kernel(parts, whole, rows, columns, ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr):
     """whole[column] = sum over rows of parts[row, column], always in the same order."""
     column = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
@@ -247,6 +256,7 @@ def sum_kernel(parts, whole, rows, columns, ROW_TILE: tl.constexpr, COLUMN_TILE:
 
 
 @triton.jit
+@no_type_check
 def merge_kernel(
     first,
     second,
@@ -278,6 +288,7 @@ def merge_kernel(
 
 
 @triton.jit
+@no_type_check
 def merge_backward_kernel(
     first,
     second,
