@@ -1,7 +1,7 @@
 """Compile the kernels for Hopper with no device at hand, and report what the code takes: `python tests/hopper.py`.
 
 Prints JSON, one entry a kernel and case: registers a thread, bytes spilled, warps, and whether sources are read in
-vectors of 16 bytes and anything is computed in fp64.
+vectors of 16 bytes and anything is computed in fp64. It must run without TRITON_INTERPRET.
 """
 
 import json
@@ -30,6 +30,7 @@ CASES = [
     (1000, 1000, 3, False, True),
     (2048, 2048, 16, False, False),
     (4096, 4096, 2, False, False),
+    (4096, 4096, 3, False, False),
     (7168, 7168, 1, False, False),
     (7168, 7168, 2, False, True),
     (8192, 8192, 2, False, False),
@@ -94,7 +95,7 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
     forward = compiled(
         kernels.attend_kernel,
         pointers,
-        ("tokens", "sources"),
+        ("tokens", "sources", "all_queries"),
         shared | {"EPS": 1e-6, "NORM_EPS": 1e-6 if normed else None},
         size.warps,
     )
@@ -103,7 +104,7 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
     backward = compiled(
         kernels.attend_backward_kernel,
         pointers,
-        ("tokens", "sources"),
+        ("tokens", "sources", "all_queries"),
         shared
         | {"LSE_GRAD": True, "NORMED": normed, "ADD": False, "GRAD_DTYPE": TYPES[dtype], "GRAD_ALIGNMENT": ALIGNMENT},
         size.warps,
@@ -129,9 +130,14 @@ def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    dtypes = sys.argv[1:] or list(TYPES)
-    found = [entry for dtype in dtypes for case in CASES for entry in read_kernels(dtype, *case)]
-    found += [entry for dtype in dtypes for width in (1000, 8192) for entry in merge_kernels(dtype, width)]
+    """Every case in both types, or those that the arguments name by type, width and queries: `bf16:8192:2`."""
+    asked = sys.argv[1:]
+    found: list[dict[str, Any]] = []
+    for dtype in TYPES:
+        for case in CASES:
+            if not asked or f"{dtype}:{case[0]}:{case[2]}" in asked:
+                found += read_kernels(dtype, *case)
+        found += [] if asked else merge_kernels(dtype, 1000) + merge_kernels(dtype, 8192)
     print(json.dumps(found))
 
 

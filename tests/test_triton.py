@@ -25,8 +25,10 @@ from depthroute.ops.result import Attended
 
 EPS = 1e-6
 TOKENS = 2
-# Of the largest number in what is compared: roundings of a cast, or of a few hundred fp32 additions.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+# Of the largest number in what is compared: one rounding, or those of some fp32 additions. The interpreter rounds to
+# bf16 towards zero, a GPU to the nearest.
+BF16 = 2.0**-7 if operators.INTERPRETED else 2.0**-8
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: BF16, torch.float16: 2.0**-11}
 
 
 @pytest.fixture(
@@ -58,8 +60,10 @@ class Case:
         def normal(*shape, dtype=full):
             return torch.randn(shape, device=device).to(dtype)
 
+        # Backward knows the mixture as it was rounded, and gradients can be no more exact than that.
+        self.tolerance = TOLERANCE[dtype] * (4 if dtype in (torch.bfloat16, torch.float16) else 1)
         self.leaves = [
-            normal(queries, rank),
+            normal(queries, rank) / rank**0.5,
             normal(rank) + 1,
             normal(sources),
             *(normal(*token, width, dtype=dtype) for _ in range(sources)),
@@ -86,13 +90,14 @@ class Case:
         return [mixed, lse, *torch.autograd.grad((mixed, lse), used, back)]
 
     def check(self, read=attend):
-        for ours, exact in zip(self.run("triton", read=read), self.run("reference", exact=True, read=read)):
-            close(ours, exact)
+        ours, exact = self.run("triton", read=read), self.run("reference", exact=True, read=read)
+        for number, (mine, theirs) in enumerate(zip(ours, exact, strict=True)):
+            close(mine, theirs, TOLERANCE[mine.dtype] if number < 2 else self.tolerance)
 
 
-def close(ours, exact):
+def close(ours, exact, tolerance):
     assert not ours.isnan().any()
-    assert_close(ours.double(), exact, rtol=0, atol=TOLERANCE[ours.dtype] * float(exact.detach().abs().max()))
+    assert_close(ours.double(), exact, rtol=0, atol=tolerance * float(exact.detach().abs().max()))
 
 
 def test_memory_is_poisoned_in_these_tests(device):
@@ -156,7 +161,7 @@ def test_rows_of_a_wider_tensor_and_rows_off_their_alignment_are_read_in_place(d
     values, queries = [wide[:, :12], odd, repeated], torch.randn(2, 12, device=device)
     ours = attend(queries, None, values, eps=EPS, impl="triton")
     exact = attend(queries.double(), None, [value.double() for value in values], eps=EPS)
-    close(ours.mixed, exact.mixed)
+    close(ours.mixed, exact.mixed, 1e-5)
 
 
 @pytest.mark.usefixtures("as_a_user")
@@ -224,7 +229,7 @@ def test_merging_is_the_specifications_with_its_gradients(device, dtype):
         grads = torch.autograd.grad(joined, made, [one.to(two.dtype) for one, two in zip(back, joined, strict=True)])
         found.append([*joined, *grads])
     for ours, exact in zip(*found, strict=True):
-        close(ours, exact)
+        close(ours, exact, max(TOLERANCE[dtype], TOLERANCE[ours.dtype]))
 
 
 def test_merging_a_split_equals_reading_together_gradients_too(device):

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import reference, triton
+from depthroute.ops import fast_attnres, fla, liger, reference, triton
 from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
@@ -21,7 +21,13 @@ from depthroute.schema import nearest
 __all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "merge", "resolve"]
 
 SPECIFICATION = "reference"
-IMPLEMENTATIONS = {"reference": reference, "triton": triton}
+IMPLEMENTATIONS = {
+    "reference": reference,
+    "triton": triton,
+    "fast_attnres": fast_attnres,
+    "fla": fla,
+    "liger": liger,
+}
 
 
 def resolve(impl: str) -> str:

@@ -7,8 +7,8 @@ Sources are found by their addresses: they are never stacked, and one compiled k
     table      [source, 2]          address of a source's first row, and coordinates between rows
     folded     [query, rank]        gain * query
     mixed      [query, token, width],   lse  [query, token]
-    scores     [query, source, token]   <q, g * RMSNorm(k)>, without the prior
-    scales     [source, token]          1 / sqrt(mean(k^2) + eps)
+    scores     [token, source, query]   <q, g * RMSNorm(k)>, without the prior
+    scales     [token, source]          1 / sqrt(mean(k^2) + eps)
     norms      [query, token]           1 / sqrt(mean(mixed^2) + norm_eps), where the mixture is normed on the way out
 
 A tile is a power of two and the width need not be: what lies beyond is masked. Nothing is added by atomics.
@@ -55,6 +55,7 @@ def attend_kernel(
     norms,
     tokens,
     sources,
+    all_queries,
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -89,9 +90,9 @@ def attend_kernel(
                 key = tl.where(is_key, value, 0.0)
             scale = tl.rsqrt(tl.sum(key * key, 1) / RANK + EPS)
             score = tl.sum(q * key, 1) * scale
-            place = (query * sources + source) * tokens + token
-            tl.store(scores + place, score, mask=is_query)
-            tl.store(scales + tl.cast(source, tl.int64) * tokens + token + tl.arange(0, 1), scale)
+            pair = token * sources + source
+            tl.store(scores + pair * all_queries + query, score, mask=is_query)
+            tl.store(scales + pair + tl.arange(0, 1), scale)
             z = score
             if PRIOR:
                 z += tl.load(prior + source)
@@ -103,7 +104,7 @@ def attend_kernel(
             mix = mix * kept[:, None] + weight[:, None] * value
             highest = higher
         mix = mix / total[:, None]
-        place = query * tokens + token
+        place = query.to(tl.int64) * tokens + token
         tl.store(lse + place, highest + tl.log(total), mask=is_query)
         if NORM_EPS is not None:
             norm = tl.rsqrt(tl.sum(mix * mix, 1) / WIDTH + NORM_EPS)
@@ -133,6 +134,7 @@ def attend_backward_kernel(
     logit_grads,
     tokens,
     sources,
+    all_queries,
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -153,7 +155,8 @@ def attend_backward_kernel(
 ):
     """Gradients of every source, and this program's share of the queries' gradient, `query_sums[program, query, rank]`.
 
-    ADD adds to the gradients of the sources that an earlier launch, for other queries, has left there.
+    ADD adds to the gradients of the sources that an earlier launch, for other queries, has left there. The program has
+    QUERIES of `all_queries`, and `scores` and `logit_grads` begin at the first of them.
     """
     query, coordinate, key_coordinate, is_query, is_value, is_key = places(
         WIDTH, RANK, QUERIES, OWN_KEYS, WIDTH_TILE, KEY_TILE, QUERY_TILE
@@ -164,7 +167,7 @@ def attend_backward_kernel(
     q_grad = tl.zeros([QUERY_TILE, KEY_TILE if OWN_KEYS else WIDTH_TILE], INSIDE)
     start = tl.program_id(0).to(tl.int64) * TOKENS
     for token in range(start, tl.minimum(start + TOKENS, tokens)):
-        place = query * tokens + token
+        place = query.to(tl.int64) * tokens + token
         grad = tl.load(mixed_grad + place[:, None] * WIDTH + coordinate, mask=here, other=0.0)
         mix = tl.load(mixed + place[:, None] * WIDTH + coordinate, mask=here, other=0.0).to(INSIDE)
         if NORMED:
@@ -181,9 +184,9 @@ def attend_backward_kernel(
         for source in range(sources):
             value = tl.load(row(values, source, token, DTYPE, ALIGNMENT) + coordinate, mask=is_value, other=0.0)
             value = value.to(INSIDE)
-            score_place = (query * sources + source) * tokens + token
-            score = tl.load(scores + score_place, mask=is_query, other=0.0)
-            scale = tl.load(scales + tl.cast(source, tl.int64) * tokens + token)
+            pair = token * sources + source
+            score = tl.load(scores + pair * all_queries + query, mask=is_query, other=0.0)
+            scale = tl.load(scales + pair)
             z = score
             if PRIOR:
                 z += tl.load(prior + source)
@@ -192,7 +195,7 @@ def attend_backward_kernel(
             # The weight of a single source is 1 whatever its logit, to the bit.
             z_grad = weight * (through_lse + tl.where(sources > 1, through_mix, 0.0))
             if PRIOR:
-                tl.store(logit_grads + score_place, z_grad, mask=is_query)
+                tl.store(logit_grads + pair * all_queries + query, z_grad, mask=is_query)
             if OWN_KEYS:
                 key = tl.load(row(keys, source, token, DTYPE, ALIGNMENT) + key_coordinate, mask=is_key, other=0.0)
                 key = key.to(INSIDE)
@@ -230,7 +233,7 @@ def places(
     QUERY_TILE: tl.constexpr,
 ):
     """The coordinates of a tile, and which of them exist. A key that is a value's tail has the value's tile."""
-    query = tl.arange(0, QUERY_TILE).to(tl.int64)
+    query = tl.arange(0, QUERY_TILE)
     coordinate = tl.arange(0, WIDTH_TILE)[None, :]
     is_value = coordinate < WIDTH
     if OWN_KEYS:

@@ -21,9 +21,8 @@ from depthroute.ops import triton_kernels as kernels
 
 TOKENS = 8
 """Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
-ACCUMULATORS = 16384
-"""Coordinates of all mixtures that one launch holds in registers."""
-PER_WARP = 1024
+QUERIES, ACCUMULATORS, PER_WARP = 4, 16384, 1024
+"""At most so many queries in one launch, coordinates of their mixtures in registers, and of these a warp."""
 ALIGNMENT = 16
 ADDRESSES = 64
 """Tensors that one launch can note the addresses of, well below the limit on a kernel's arguments."""
@@ -45,7 +44,7 @@ class Tiles(NamedTuple):
 
 def tiles(width: int, rank: int, queries: int) -> Tiles:
     width_tile, key_tile = triton.next_power_of_2(width), triton.next_power_of_2(rank)
-    query_tile = min(triton.next_power_of_2(queries), max(1, ACCUMULATORS // width_tile))
+    query_tile = min(triton.next_power_of_2(queries), QUERIES, max(1, ACCUMULATORS // width_tile))
     return Tiles(width_tile, key_tile, query_tile, min(16, max(1, query_tile * width_tile // PER_WARP)))
 
 
@@ -105,11 +104,12 @@ def read(
                 prior,
                 mixed[some],
                 lse[some],
-                scores[some],
+                scores[..., some],
                 scales,
                 norms[some],
                 tokens,
                 len(values),
+                queries,
                 WIDTH=width,
                 RANK=rank,
                 QUERIES=len(folded[some]),
@@ -143,8 +143,8 @@ def room_for_read(
     return (
         values[0].new_empty(queries, *token, width),
         folded.new_empty(queries, *token),
-        folded.new_empty(queries, sources, *token),
-        folded.new_empty(sources, *token),
+        folded.new_empty(*token, sources, queries),
+        folded.new_empty(*token, sources),
         folded.new_empty(0) if norm_eps is None else folded.new_empty(queries, *token),
     )
 
@@ -192,15 +192,16 @@ def read_backward(
                 prior,
                 mixed[some],
                 lse[some],
-                scores[some],
+                scores[..., some],
                 scales,
                 norms[some],
                 mixed_grad[some],
                 None if lse_grad is None else lse_grad[some],
                 query_sums,
-                None if logit_grads is None else logit_grads[some],
+                None if logit_grads is None else logit_grads[..., some],
                 tokens,
                 len(values),
+                queries,
                 WIDTH=width,
                 RANK=rank,
                 QUERIES=count,
@@ -223,7 +224,9 @@ def read_backward(
             kernels.sum_kernel[(triton.cdiv(count * rank, COLUMN_TILE),)](
                 query_sums, folded_grad[some], programs, count * rank, ROW_TILE=ROW_TILE, COLUMN_TILE=COLUMN_TILE
             )
-    prior_grad = folded.new_empty(0) if logit_grads is None else logit_grads.flatten(2).sum((0, 2))
+    prior_grad = folded.new_empty(0)
+    if logit_grads is not None:
+        prior_grad = logit_grads.reshape(-1, len(values), queries).sum((0, 2))
     if several:
         value_grads = [grad.to(mixed.dtype) for grad in value_grads]
         key_grads = [grad.to(mixed.dtype) for grad in key_grads]
