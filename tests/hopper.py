@@ -120,7 +120,7 @@ def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
     size = tiles(width, width, 1)
     grads = ("mixed_grad", "first_grad", "second_grad")
     scalars = ("first_lse", "second_lse", "lse", "lse_grad", "first_lse_grad", "second_lse_grad")
-    pointers = {name: f"*{dtype}" for name in ("first", "second", "mixed", *grads)} | dict.fromkeys(scalars, "*fp32")
+    pointers = dict.fromkeys(("first", "second", "mixed", *grads), f"*{dtype}") | dict.fromkeys(scalars, "*fp32")
     constants = {"WIDTH": width, "INSIDE": tl.float32, "TOKENS": TOKENS, "WIDTH_TILE": size.width}
     found = []
     for name, kernel in (("merge", kernels.merge_kernel), ("merge backward", kernels.merge_backward_kernel)):

@@ -104,7 +104,9 @@ def test_a_read_without_lse_is_not_merged(impl, calls):
 @pytest.mark.parametrize("impl", HOME)
 def test_a_package_that_is_not_there_is_one_line_that_says_how_to_get_it(impl, monkeypatch):
     monkeypatch.setitem(sys.modules, HOME[impl], None)
-    with pytest.raises(ArgumentError, match=rf"impl '{impl}': {HOME[impl]} cannot be imported .*; pip install") as raised:
+    with pytest.raises(
+        ArgumentError, match=rf"impl '{impl}': {HOME[impl]} cannot be imported .*; pip install"
+    ) as raised:
         attend(**GOOD, impl=impl)
     assert "\n" not in str(raised.value)
 

@@ -18,6 +18,7 @@ ALLOWED = {
     "runs": set(),
     "config": {"ops", "model", "presets", "data"},
     "train": {"model", "config", "data", "runs"},
+    "bench": {"ops", "model", "config"},
     "study": {"train", "model", "config", "presets", "data", "runs"},
     "report": {"study", "runs"},
     "cli": {"report", "study", "train", "model", "config", "presets", "data", "runs"},

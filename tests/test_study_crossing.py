@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from fabricated import plan_of, prereg_of, write_study
-from studies import raw_study
 
 from depthroute.errors import ConfigError
 from depthroute.report import page
@@ -16,6 +15,7 @@ from depthroute.study.cells import Planned
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.preview import render as preview
 from depthroute.study.table import render
+from studies import raw_study
 
 ARMS, SEEDS = ["block", "rd"], [1, 2, 3, 4, 5, 6]
 CROSS = {"implementation": ["one", "two", "odd"], "size": ["S", "M"]}
@@ -75,14 +75,18 @@ def test_effects_and_interactions_are_what_was_put_in(study) -> None:
     odd = found(results, arm="rd minus block at odd", **at)
     assert odd["verdict"] == "described"
     assert not odd["equivalence"]["equivalent"]
-    assert odd["words"].startswith(
-        "rd minus block at odd against rd minus block at one on validation (size S), described and not judged: mean +0.0"
+    claim, _, evidence = odd["words"].partition(": ")
+    assert claim == (
+        "rd minus block at odd against rd minus block at one on validation (size S), described and not judged"
     )
+    assert evidence.startswith("mean +0.0")
 
 
 def test_a_missing_run_makes_what_needs_it_incomplete_and_nothing_else(tmp_path: Path) -> None:
     plan = plan_of(ARMS, SEEDS, {"implementation": ["one", "two"]})
-    prereg = prereg_of(plan, [{"arm": "rd", "against": "block"}], {"implementation": ["one", "two"]}, crossings=[CROSSING])
+    prereg = prereg_of(
+        plan, [{"arm": "rd", "against": "block"}], {"implementation": ["one", "two"]}, crossings=[CROSSING]
+    )
     results = write_study(tmp_path / "study", plan, prereg, final, left_out=[("rd", 4)])
     verdicts = {c["arm"]: (c["verdict"], len(c["by_seed"])) for c in results["crossings"]}
     assert verdicts["rd at two"] == verdicts["rd minus block at two"] == ("incomplete", 5)

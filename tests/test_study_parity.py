@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from studies import again, raw_study, write_text
 
 from depthroute import config
 from depthroute.errors import ConfigError, RunError
@@ -16,6 +15,7 @@ from depthroute.ops import IMPLEMENTATIONS, reference
 from depthroute.ops.result import Attended
 from depthroute.study import parity
 from depthroute.study.plan import Study, plan_runs
+from studies import again, raw_study, write_text
 
 CPU = torch.device("cpu")
 TOKEN = (2, 5)
@@ -86,7 +86,9 @@ def crossed(second: str, tolerance: float | None = 1e-4) -> Any:
 
 @pytest.mark.usefixtures("implementations")
 def test_nothing_is_trained_by_an_implementation_outside_the_tolerance(folder: Path) -> None:
-    with pytest.raises(RunError, match=r"wrong in rd\|implementation=second is .* away from fp64 in the gradient") as said:
+    with pytest.raises(
+        RunError, match=r"wrong in rd\|implementation=second is .* away from fp64 in the gradient"
+    ) as said:
         again(folder, folder / "study", crossed("wrong"))
     assert "\n" not in str(said.value)
     assert not (folder / "study/runs").exists()

@@ -85,7 +85,8 @@ class Case:
             gain=gain if self.gain else None,
             impl=impl,
         )
-        used = [leaf for leaf, there in zip(made, (True, self.gain, self.prior, *[True] * len(sources))) if there]
+        there = (True, self.gain, self.prior, *[True] * len(sources))
+        used = [leaf for leaf, is_used in zip(made, there, strict=True) if is_used]
         back = (self.mixed_grad.to(mixed.dtype), self.lse_grad.to(lse.dtype))
         return [mixed, lse, *torch.autograd.grad((mixed, lse), used, back)]
 

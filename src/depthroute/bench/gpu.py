@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def run(out: Path) -> Row:
-    """Check, time, and write `gpu.json` into `out`. RunError without a GPU, or if an implementation computes wrongly."""
+    """Check, time, and write `gpu.json` into `out`. RunError without a GPU, or if an implementation is wrong."""
     if not torch.cuda.is_available():
         raise RunError("bench gpu: there is no GPU here that torch can use; run it where `nvidia-smi` shows one")
     start, device = time.monotonic(), torch.device("cuda")
@@ -121,8 +121,7 @@ def check(impl: str, width: int, device: torch.device, tokens: int = CHECKED_TOK
     doubles = [one.detach().double().requires_grad_() for one in (queries, *values)]
     theirs = read_and_gradients(doubles[0], doubles[1:], SPECIFICATION)
     errors = [
-        float((mine.double() - exact).abs().max() / exact.abs().max())
-        for mine, exact in zip(ours, theirs, strict=True)
+        float((mine.double() - exact).abs().max() / exact.abs().max()) for mine, exact in zip(ours, theirs, strict=True)
     ]
     return {"impl": impl, "width": width, "error": max(errors), "refused": None}
 
@@ -169,7 +168,7 @@ def block_work(impl: str, width: int, device: torch.device) -> tuple[Work, int |
             found.append(merge(Attended(mixed[one], lse[one]), read, impl=impl))
         return found
 
-    # Finished sources in and mixtures out once; then, a query, two mixtures in and one out, and a live source in and out.
+    # Finished sources in, mixtures out; then for each query two mixtures in and one out, a live source in and out.
     return work, (SOURCES + BLOCK_QUERIES * 6) * live.nbytes
 
 

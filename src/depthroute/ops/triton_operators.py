@@ -29,7 +29,12 @@ ADDRESSES = 64
 ROW_TILE, COLUMN_TILE = 16, 128
 INTERPRETED = kernels.INTERPRETED
 
-LANGUAGE = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
+LANGUAGE = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
 
 
 class Tiles(NamedTuple):

@@ -123,7 +123,9 @@ def crossing_table(results: Entry, name: str) -> Table:
         summary, equivalence = crossing["summary"], crossing["equivalence"]
         numbers = [NONE, NONE] if summary is None else [nats(summary["mean"]), span(summary)]
         margin = NONE if crossing["margin"] is None else f"±{crossing['margin']:g}"
-        alike = [NONE, NONE] if equivalence is None else [span(equivalence), "yes" if equivalence["equivalent"] else "no"]
+        alike = (
+            [NONE, NONE] if equivalence is None else [span(equivalence), "yes" if equivalence["equivalent"] else "no"]
+        )
         named = f"{crossing['arm']} {MINUS} {crossing['against']}{at_levels(crossing['levels'])}"
         pairs = f"{len(crossing['by_seed'])}"
         rows.append([named, crossing["held_out"], pairs, *numbers, margin, *alike, crossing["verdict"]])

@@ -38,8 +38,8 @@ def check_tolerance(study: Study, impls: Mapping[str, str], cells: Mapping[str, 
     for run in cells.values():
         if run.config.precision not in known:
             raise ConfigError(
-                f"parity.tolerance.{run.config.precision}: not given, and {len(different)} implementations are compared "
-                f"({', '.join(different)}); give the largest error, as a share, that you take for none"
+                f"parity.tolerance.{run.config.precision}: not given, and {len(different)} implementations are "
+                f"compared ({', '.join(different)}); give the largest error, as a share, that you take for none"
             )
 
 
@@ -48,7 +48,7 @@ def pass_gate(
 ) -> None:
     """Nothing where one implementation computes all. Else measure, unless it was under this plan, and keep the errors.
 
-    `plan` is the content of prereg.json, `runs` what it stands for. RunError names the worst error outside the tolerance.
+    `plan` is the content of prereg.json, `runs` what it stands for. RunError names the worst error if it is too large.
     """
     if study.parity is None or isinstance(plan["impl"], str):
         return
@@ -64,8 +64,8 @@ def pass_gate(
     if wrong:
         worst = max(wrong, key=farthest)
         raise RunError(
-            f"parity: {worst['impl']} in {worst['cell']} is {farthest(worst):.1e} away from fp64 in the {worst['worst']}"
-            f", the plan allows {found['tolerance'][worst['precision']]:g} in {worst['precision']}; "
+            f"parity: {worst['impl']} in {worst['cell']} is {farthest(worst):.1e} away from fp64 in the "
+            f"{worst['worst']}, the plan allows {found['tolerance'][worst['precision']]:g} in {worst['precision']}; "
             f"{directory / PARITY} has every error"
         )
 
