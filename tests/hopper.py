@@ -18,11 +18,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops import triton_kernels as kernels
-from depthroute.ops.triton_operators import ALIGNMENT, TOKENS, tiles
+from depthroute.ops.triton_operators import ALIGNMENT, COLUMN_TILE, ROW_TILE, TOKENS, tiles
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-# Width, rank, queries, whether keys are separate, whether the mixture is normed.
+# Width, rank, queries, whether keys are separate (with a prior, and gradients that are added to), whether the mixture
+# is normed.
 CASES = [
     (1024, 1024, 1, False, False),
     (1024, 64, 2, False, False),
@@ -81,7 +82,7 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
         "RANK": rank,
         "QUERIES": min(queries, size.queries),
         "OWN_KEYS": own,
-        "PRIOR": False,
+        "PRIOR": own,
         "DTYPE": TYPES[dtype],
         "INSIDE": tl.float32,
         "ALIGNMENT": ALIGNMENT,
@@ -92,6 +93,7 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
     }
     pointers = {"values": table, "keys": table, "folded": full, "mixed": f"*{dtype}"}
     pointers |= dict.fromkeys(("lse", "scores", "scales", "norms"), full)
+    pointers |= {"prior": full} if own else {}
     forward = compiled(
         kernels.attend_kernel,
         pointers,
@@ -100,13 +102,13 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
         size.warps,
     )
     pointers |= {"value_grads": table, "key_grads": table, "mixed_grad": f"*{dtype}"}
-    pointers |= dict.fromkeys(("lse_grad", "query_sums"), full)
+    pointers |= dict.fromkeys(("lse_grad", "query_sums", *(["logit_grads"] if own else [])), full)
     backward = compiled(
         kernels.attend_backward_kernel,
         pointers,
         ("tokens", "sources", "all_queries"),
         shared
-        | {"LSE_GRAD": True, "NORMED": normed, "ADD": False, "GRAD_DTYPE": TYPES[dtype], "GRAD_ALIGNMENT": ALIGNMENT},
+        | {"LSE_GRAD": True, "NORMED": normed, "ADD": own, "GRAD_DTYPE": TYPES[dtype], "GRAD_ALIGNMENT": ALIGNMENT},
         size.warps,
     )
     case = {"width": width, "rank": rank, "queries": queries, "own_keys": own, "normed": normed}
@@ -126,7 +128,14 @@ def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
     for name, kernel in (("merge", kernels.merge_kernel), ("merge backward", kernels.merge_backward_kernel)):
         some = {key: value for key, value in pointers.items() if key in kernel.arg_names}
         found.append(report(name, dtype, compiled(kernel, some, ("rows",), constants, size.warps), size.warps))
-    return [{"width": width} | entry for entry in found]
+    second = compiled(
+        kernels.sum_kernel,
+        {"parts": "*fp32", "whole": "*fp32"},
+        ("rows", "columns"),
+        {"ROW_TILE": ROW_TILE, "COLUMN_TILE": COLUMN_TILE},
+        4,
+    )
+    return [{"width": width} | entry for entry in (*found, report("sum", "fp32", second, 4))]
 
 
 def main() -> None:

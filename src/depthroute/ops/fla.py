@@ -1,6 +1,7 @@
 """The kernel of flash-linear-attention as one more implementation, for the reads that it covers.
 
-Whole values are keys, and rows are aligned to 16 bytes. It takes one query, so several are several reads. It gives no lse: it is NaN here, and what is read so cannot be merged.
+Whole values are keys, and rows are aligned to 16 bytes. It takes one query, so several are several reads. It
+gives no lse: it is NaN here, and what is read so cannot be merged.
 """
 
 from collections.abc import Sequence

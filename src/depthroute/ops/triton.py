@@ -71,7 +71,7 @@ def launch(
     with torch.autocast(values[0].device.type, enabled=False):
         folded = queries.to(inside) if gain is None else queries.to(inside) * gain.to(inside)
         if prior is not None:
-            prior = torch.as_tensor(prior, dtype=inside, device=values[0].device)
+            prior = torch.as_tensor(prior, dtype=inside, device=values[0].device).contiguous()
         mixed, lse, *_ = operators.read(
             folded.contiguous(), list(keys or ()), list(values), prior, float(eps), norm_eps
         )

@@ -22,6 +22,8 @@ import triton.language as tl
 
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether the kernels below were made for Triton's interpreter, which runs them on a CPU."""
+SIZES = ["tokens", "sources", "all_queries", "rows"]
+"""Arguments for whose values, such as 1 or multiples of 16, no kernel is compiled anew."""
 
 
 @triton.jit
@@ -41,7 +43,7 @@ def row(table, number, token, DTYPE: tl.constexpr, ALIGNMENT: tl.constexpr):
     return tl.multiple_of(first + token * tl.load(table + 2 * number + 1), ALIGNMENT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 @no_type_check
 def attend_kernel(
     values,
@@ -114,7 +116,7 @@ def attend_kernel(
         tl.store(out, mix.to(DTYPE), mask=is_query[:, None] & is_value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 @no_type_check
 def attend_backward_kernel(
     values,
@@ -258,7 +260,7 @@ def sum_kernel(parts, whole, rows, columns, ROW_TILE: tl.constexpr, COLUMN_TILE:
     tl.store(whole + column, total, mask=column < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 @no_type_check
 def merge_kernel(
     first,
@@ -290,7 +292,7 @@ def merge_kernel(
         tl.store(mixed + place, mix.to(mixed.dtype.element_ty), mask=coordinate < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 @no_type_check
 def merge_backward_kernel(
     first,

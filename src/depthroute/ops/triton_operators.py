@@ -97,9 +97,9 @@ def read(
     queries, rank = folded.shape
     width, tokens = values[0].shape[-1], lse[0].numel()
     size = tiles(width, rank, queries)
-    table = Table.of(values)
-    key_table = Table.of(keys) if keys else table
     with torch.cuda.device_of(folded):
+        table = Table.of(values)
+        key_table = Table.of(keys) if keys else table
         for first in range(0, queries, size.queries):
             some = slice(first, first + size.queries)
             kernels.attend_kernel[(triton.cdiv(tokens, TOKENS),)](
@@ -179,11 +179,11 @@ def read_backward(
     value_grads = [torch.empty(value.shape, dtype=dtype, device=value.device) for value in values]
     key_grads = [torch.empty(key.shape, dtype=dtype, device=key.device) for key in keys]
     logit_grads = torch.empty_like(scores) if prior is not None else None
-    table, grad_table = Table.of(values), Table.of(value_grads)
-    key_table, key_grad_table = (Table.of(keys), Table.of(key_grads)) if keys else (table, grad_table)
     folded_grad = torch.empty_like(folded)
     programs = triton.cdiv(tokens, TOKENS)
     with torch.cuda.device_of(folded):
+        table, grad_table = Table.of(values), Table.of(value_grads)
+        key_table, key_grad_table = (Table.of(keys), Table.of(key_grads)) if keys else (table, grad_table)
         for first in range(0, queries, size.queries):
             some = slice(first, first + size.queries)
             count = len(folded[some])
