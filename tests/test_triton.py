@@ -5,7 +5,6 @@ and a program has two tokens instead of eight. All memory is NaN before a kernel
 """
 
 import math
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -334,26 +333,3 @@ def test_each_source_is_read_once_forward_and_once_backward_whatever_the_queries
     assert counts == [tensor.numel() for tensor in sources]
     mixed.sum().backward()
     assert counts == [2 * tensor.numel() for tensor in sources]
-
-
-@pytest.mark.usefixtures("as_a_user")
-def test_what_cannot_run_here_is_one_line_that_says_what_to_do(monkeypatch):
-    queries, values = torch.zeros(1, 4), [torch.zeros(3, 4)]
-    monkeypatch.setattr(operators, "INTERPRETED", False)
-    with pytest.raises(ArgumentError, match=r"needs a GPU, and the sources are on cpu; use impl 'reference', or set"):
-        attend(queries, None, values, eps=EPS, impl="triton")
-    with pytest.raises(ArgumentError, match="needs a GPU"):
-        merge(*[Attended(torch.zeros(1, 3, 4), torch.zeros(1, 3))] * 2, impl="triton")
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "depthroute.ops.triton_operators")
-    monkeypatch.delitem(sys.modules, "depthroute.ops.triton_kernels")
-    monkeypatch.delattr("depthroute.ops.triton_operators")
-    with pytest.raises(ArgumentError, match=r"not installed; pip install 'depthroute\[kernels\]'"):
-        attend(queries, None, values, eps=EPS, impl="triton")
-
-
-@pytest.mark.usefixtures("as_a_user")
-def test_a_width_above_the_widest_is_refused(device):
-    values = [torch.zeros(1, 8193, device=device)] * 2
-    with pytest.raises(ArgumentError, match="reads widths up to 8192, not 8193"):
-        attend(torch.zeros(1, 4, device=device), None, values, eps=EPS, impl="triton")

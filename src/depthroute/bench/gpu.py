@@ -130,7 +130,7 @@ def read_and_gradients(queries: Tensor, values: Sequence[Tensor], impl: str) -> 
     mixed = attend(queries, None, values, eps=1e-6, impl=impl).mixed
     back = torch.ones_like(mixed)
     back[:, ::2] = -0.5
-    return [mixed, *torch.autograd.grad(mixed, [queries, *values], back)]
+    return [mixed.detach(), *torch.autograd.grad(mixed, [queries, *values], back)]
 
 
 def copied_bytes_per_second(device: torch.device) -> float:

@@ -71,7 +71,7 @@ class Drawn:
         with torch.no_grad():
             for name, parameter in residual.named_parameters():
                 parameter.copy_(self.parameters[name])
-        given = {name: one.to(device, dtype).requires_grad_() for name, one in self.given.items()}
+        given = {name: one.detach().to(device, dtype).requires_grad_() for name, one in self.given.items()}
         mixtures = self.mixtures(residual, given)
         for name, mixed in mixtures.items():
             self.cotangents.setdefault(name, self.normal(*mixed.shape).to(mixed.dtype))
@@ -104,6 +104,7 @@ def largest(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[f
 
 def error(ours: Tensor, exact: Tensor) -> float:
     """What is not finite is infinitely far."""
+    ours, exact = ours.detach(), exact.detach()
     apart, size = float((ours.double() - exact).abs().max()), float(exact.abs().max())
     if apart == 0.0:
         return 0.0

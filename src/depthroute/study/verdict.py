@@ -53,6 +53,7 @@ def judged(results: Entry, include_flagged: bool = False) -> dict[str, Any]:
         "include_flagged": include_flagged,
         "contrasts": contrasts,
         "crossings": crossings,
+        "parity": results.get("parity"),
         "gaps": [gap for contrast in contrasts for gap in gap_curves(contrast, entries, seeds, level)],
         "noise": noise(entries),
         "flagged": [{"directory": run["directory"], "flags": run["flags"]} for run in results["runs"] if run["flags"]],
