@@ -1,10 +1,15 @@
 """Shared by all tests."""
 
+import os
+
 import jaxtyping
 import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Triton looks at it once, when whichever test comes first imports it.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -108,6 +108,39 @@ def step(
     finish({"steps": rows}, as_json, out)
 
 
+@app.command()
+def decode(
+    preset: Annotated[str, typer.Option(help="Preset to time against prenorm.")] = "rd",
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens read before, rising.", show_default="128, 512, 2048")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens timed at once.")] = 8,
+    rounds: Rounds = 20,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Time a token of generation takes, of a preset against PreNorm's, with a KV cache. Prints JSON."""
+    begin(threads)
+    from depthroute import runs
+    from depthroute.bench import decode as bench
+
+    found = bench.run(preset, contexts=context or (128, 512, 2048), rounds=rounds, tokens=tokens)
+    whole = json.dumps(found, indent=2)
+    if out is not None:
+        runs.write_atomic(out, whole.encode() + b"\n")
+    typer.echo(whole)
+
+
+@app.command()
+def gpu(
+    out: Annotated[Path, typer.Option(parser=place, metavar="DIR", help="Where gpu.json goes.")] = Path("benchmarks"),
+) -> None:
+    """Check and time all implementations on a GPU, in under five minutes."""
+    from depthroute.bench import gpu as bench
+
+    typer.echo(bench.table(bench.run(out)))
+
+
 def begin(threads: int | None) -> None:
     """The process as a training run has it: glibc's allocator steady, threads as asked."""
     from depthroute import launch

@@ -8,10 +8,14 @@ functions, checked against it:
 
     compiled   torch.compile, a few sources at a time, for any device
     native     C++, one pass over the sources of a token, for a CPU
+    triton     kernels for a GPU
+
+and adapters to others' kernels, which refuse by name what those do not cover: fast_attnres, fla, liger.
 
 Only this package names implementations.
 """
 
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import compiled, native, reference
+from depthroute.ops import compiled, fast_attnres, fla, liger, native, reference, triton
 from depthroute.ops.building import compiler
 from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
@@ -28,7 +32,15 @@ from depthroute.schema import nearest
 
 __all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "available", "calls", "logits", "merge", "resolve"]
 
-IMPLEMENTATIONS = {"reference": reference, "compiled": compiled, "native": native}
+IMPLEMENTATIONS = {
+    "reference": reference,
+    "compiled": compiled,
+    "native": native,
+    "triton": triton,
+    "fast_attnres": fast_attnres,
+    "fla": fla,
+    "liger": liger,
+}
 SPECIFICATION = "reference"
 
 calls: Counter[str] = Counter()
@@ -54,8 +66,9 @@ def resolve(impl: str, device: torch.device | None = None) -> str:
 
 def available() -> list[str]:
     """Implementations that run on this machine's default device."""
-    on_cpu = torch.get_default_device().type == "cpu"
-    return [name for name in IMPLEMENTATIONS if name != "native" or (on_cpu and compiler())]
+    if torch.get_default_device().type == "cpu":
+        return ["reference", "compiled", *(["native"] if compiler() else [])]
+    return ["reference", "compiled", *(["triton"] if importlib.util.find_spec("triton") else [])]
 
 
 def attend(

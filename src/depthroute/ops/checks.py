@@ -1,7 +1,9 @@
 """What every implementation may assume of its arguments; anything else is one clear line."""
 
+import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,3 +129,18 @@ def shape(tensor: Tensor) -> str:
 
 def shape_of(sizes: Sequence[int]) -> str:
     return "[" + ", ".join(str(size) for size in sizes) + "]"
+
+
+def check_covered(impl: str, uncovered: Mapping[str, bool]) -> None:
+    """ArgumentError for the first case that is there, of those that the kernel behind `impl` does not cover."""
+    for case, there in uncovered.items():
+        if there:
+            raise ArgumentError(f"impl '{impl}' does not cover {case}; use another, such as 'reference'")
+
+
+def installed(impl: str, module: str, package: str) -> Any:
+    """The module of a package that is no dependency of ours. ArgumentError if it cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ArgumentError(f"impl '{impl}': {module} cannot be imported ({error}); pip install {package}") from None

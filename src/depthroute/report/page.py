@@ -61,6 +61,8 @@ def write(results: Entry, plan: Entry, directory: Path) -> Path:
         tables.contrast_table(results, "contrasts"),
         tables.strength_table(results, "strength"),
         tables.equal_table(results, "equal-budgets"),
+        tables.crossing_table(results, "crossings"),
+        tables.parity_table(results, "parity"),
     ]
     summaries = [table for table in summaries if table.rows]
     noise, tuning = tables.noise_table(results, "noise"), tables.tuning_table(results, "tuning")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from depthroute.study.gaps import AXES, noise_floor
-from depthroute.study.table import held_out_names, level_sets, repeat_words, runs_at, tuned_on
+from depthroute.study.table import held_out_names, level_sets, parity, repeat_words, runs_at, tuned_on
 from depthroute.study.verdict import at_levels, confidence, nats, probability, span
 
 Entry = Mapping[str, Any]
@@ -114,6 +114,30 @@ def equal_table(results: Entry, name: str) -> Table:
     return Table(name, "The gap at equal tokens, training FLOPs and wall time", head, rows)
 
 
+def crossing_table(results: Entry, name: str) -> Table:
+    """What a level of a crossed factor changes in each arm, and between an arm and the baseline."""
+    head = ["crossing", "held-out", "pairs", "mean", f"{confidence(results['level'])} interval", "margin"]
+    head += [f"{confidence(2 * results['level'])} interval", "equivalent", "verdict"]
+    rows: list[list[str]] = []
+    for crossing in results["crossings"]:
+        summary, equivalence = crossing["summary"], crossing["equivalence"]
+        numbers = [NONE, NONE] if summary is None else [nats(summary["mean"]), span(summary)]
+        margin = NONE if crossing["margin"] is None else f"±{crossing['margin']:g}"
+        alike = (
+            [NONE, NONE] if equivalence is None else [span(equivalence), "yes" if equivalence["equivalent"] else "no"]
+        )
+        named = f"{crossing['arm']} {MINUS} {crossing['against']}{at_levels(crossing['levels'])}"
+        pairs = f"{len(crossing['by_seed'])}"
+        rows.append([named, crossing["held_out"], pairs, *numbers, margin, *alike, crossing["verdict"]])
+    return Table(name, "What a level changes in each arm, and between arms", head, rows)
+
+
+def parity_table(results: Entry, name: str) -> Table:
+    """How far each cell's implementation was from fp64 before anything trained."""
+    head, *rows = parity(results) if results["parity"] is not None else [["cell"]]
+    return Table(name, "Implementations against fp64: largest error, as a share of the largest number", head, rows)
+
+
 def seed_tables(results: Entry, names: Iterator[str]) -> Iterator[Table]:
     """For each held-out set, the NLL and the paired differences with a seed a row."""
     for levels in level_sets(results):
@@ -193,6 +217,9 @@ def data_files(results: Entry) -> dict[str, str]:
             _gap_rows(results),
         ),
     }
+    if results["crossings"]:
+        head = ["arm", "against", "kind", "levels", "held_out", "seed", "difference"]
+        files["crossings.csv"] = (head, _crossing_rows(results))
     return {name: _csv(head, rows) for name, (head, rows) in files.items()}
 
 
@@ -247,6 +274,12 @@ def _difference_rows(results: Entry) -> Iterator[list[object]]:
     for c in (*results["contrasts"], *results["unplanned"]):
         for seed, value in c["by_seed"].items():
             yield [c["arm"], c["against"], _levels(c), c["held_out"], seed, value]
+
+
+def _crossing_rows(results: Entry) -> Iterator[list[object]]:
+    for c in results["crossings"]:
+        for seed, value in c["by_seed"].items():
+            yield [c["arm"], c["against"], c["kind"], _levels(c), c["held_out"], seed, value]
 
 
 def _gap_rows(results: Entry) -> Iterator[list[object]]:

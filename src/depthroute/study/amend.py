@@ -10,6 +10,7 @@ from depthroute.study import prereg, tuning
 from depthroute.study.cells import cell_name
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs, run_config
 from depthroute.study.results import flags
+from depthroute.study.spec import CrossingSpec
 from depthroute.study.state import check_same_run, manifest
 
 DATA = ("data_digest", "tokenizer_digest")
@@ -45,6 +46,8 @@ def design(study: Study) -> dict[str, Any]:
         "seed": study.seeds,
         "baseline": study.reference,
         "contrast": [_contrast_words(contrast) for contrast in contrasts(study)],
+        "crossing": [_crossing_words(crossing) for crossing in study.crossings],
+        "parity": written["parity"],
         "significance": {"level": study.level},
         "power": written["power"],
         "tuning": written["tuning"],
@@ -179,6 +182,11 @@ def _contrast_words(contrast: Contrast) -> str:
     margin = "" if contrast.margin is None else f", margin {contrast.margin:g}"
     rank = ", primary" if contrast.primary else ""
     return f"{cell_name(contrast.arm, contrast.at)} against {contrast.against} on {contrast.held_out}{rank}{margin}"
+
+
+def _crossing_words(crossing: CrossingSpec) -> str:
+    margin = "" if crossing.margin is None else f", margin {crossing.margin:g}"
+    return f"of {crossing.factor} on {crossing.held_out}{margin}"
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 study.yaml                     the study that the directory belongs to
 prereg.json                    its plan, written before the first run
+parity.json                    how far each implementation is from fp64, where there are several
 tuning/, tuning.json           runs that choose values, and what they chose
 runs/                          run directories
 configs/, logs/                what each run is started with, and what it printed
@@ -25,6 +26,7 @@ from depthroute.study.cells import Planned
 from depthroute.study.dashboard import Dashboard
 from depthroute.study.execute import Outcome, at_a_time, execute
 from depthroute.study.lock import locked
+from depthroute.study.parity import pass_gate
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.results import collect, save
 from depthroute.study.seal import sealed, write_file
@@ -59,6 +61,7 @@ def conduct(
             plan = ready(study, text, directory, data_root, dashboard, file)
         except KeyboardInterrupt:
             return {}, Outcome([], signal.SIGINT)
+        pass_gate(study, plan, plan_runs(study), directory, dashboard.say)
         number = workers or study.workers or at_a_time(plan_runs(study)[0].config)
         outcome = tune(study, number, directory, data_root, lock, dashboard)
         final = planned(study, directory)

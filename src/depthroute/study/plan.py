@@ -10,6 +10,8 @@ workers: 2                                       # runs at a time; one a GPU, or
 baseline: shared                                 # the first arm, unless named
 cross: {size: {S: {model.size: tiny}, M: {model.size: small}}}   # every arm at every combination of levels
 contrasts: [{arm: decoupled, against: shared, primary: true, margin: 0.005}]    # `at`, `held_out`, `equivalence`
+crossings: [{factor: size, margin: 0.005}]       # each level against the first, in every arm and between arms
+parity: {tolerance: {fp32: 1.0e-5}}              # of implementations from fp64, asked for where there are several
 level: 0.05
 power: {sd: 0.01}                                # assumed, for the plan's statement of what can be detected
 tuning: {seeds: [101], tokens: 300000, held_out: tuning, grid: {optimizer.queries: [0.001, 0.003]}, arms: {}, skip: []}
@@ -28,7 +30,17 @@ from depthroute import config
 from depthroute.errors import ConfigError
 from depthroute.schema import Schema, nearest
 from depthroute.study.cells import Planned, cell_name, clash, decides_tokens, overlay, unpaired
-from depthroute.study.spec import Changes, ContrastSpec, Name, PowerSpec, ReplicateSpec, TuningSpec, first_twice
+from depthroute.study.spec import (
+    Changes,
+    ContrastSpec,
+    CrossingSpec,
+    Name,
+    ParitySpec,
+    PowerSpec,
+    ReplicateSpec,
+    TuningSpec,
+    first_twice,
+)
 from depthroute.study.statistics import SIGN_FLIP_PAIRS
 
 Values = Mapping[str, Any]
@@ -46,6 +58,8 @@ class Study(Schema):
     baseline: str | None = None
     cross: dict[Name, dict[Name, Changes]] = Field(default_factory=dict)
     contrasts: Annotated[list[ContrastSpec], Field(min_length=1)] | None = None
+    crossings: list[CrossingSpec] = Field(default_factory=list[CrossingSpec])
+    parity: ParitySpec | None = None
     level: Annotated[float, Field(ge=1e-4, lt=0.5)] = 0.05
     power: PowerSpec | None = None
     tuning: TuningSpec | None = None
@@ -89,6 +103,10 @@ class Study(Schema):
             self._known_levels(f"{where}.at", contrast.at)
             if contrast.arm == (contrast.against or self.reference):
                 raise ValueError(f"{where}: compares arm '{contrast.arm}' with itself")
+        for number, crossing in enumerate(self.crossings):
+            if crossing.factor not in self.cross:
+                choices = nearest(crossing.factor, list(self.cross))
+                raise ValueError(f"crossings.{number}.factor: no factor '{crossing.factor}' in cross {choices}")
         for number, again in enumerate(self.replicates):
             self._known_arm(f"replicates.{number}.arm", again.arm)
             self._known_levels(f"replicates.{number}.at", again.at)
@@ -245,11 +263,11 @@ def _check_held_out(study: Study, run: config.Config) -> None:
     """ConfigError for a held-out set that is not there, a contrast given twice, or one on the text of tuning."""
     names = ["validation", *run.data.held_out]
     planned = contrasts(study)
-    for contrast in planned:
-        if contrast.held_out not in names:
-            raise ConfigError(
-                f"contrasts: no held-out set '{contrast.held_out}' in base.data {nearest(contrast.held_out, names)}"
-            )
+    asked = [("contrasts", f"a contrast of arm '{one.arm}'", one.held_out) for one in planned]
+    asked += [("crossings", f"a crossing of factor '{one.factor}'", one.held_out) for one in study.crossings]
+    for where, _, held_out in asked:
+        if held_out not in names:
+            raise ConfigError(f"{where}: no held-out set '{held_out}' in base.data {nearest(held_out, names)}")
     if twice := first_twice([(one.arm, one.against, one.held_out, one.at) for one in planned]):
         raise ConfigError(f"contrasts: arm '{twice[0]}' is compared with '{twice[1]}' on '{twice[2]}' twice")
     if twice := first_twice([({one.arm, one.against}, one.held_out, one.at) for one in planned]):
@@ -257,17 +275,19 @@ def _check_held_out(study: Study, run: config.Config) -> None:
         raise ConfigError(
             f"contrasts: '{one}' is compared with '{other}' on '{twice[1]}' in both directions; leave one of them out"
         )
+    if twice := first_twice([(one.factor, one.held_out) for one in study.crossings]):
+        raise ConfigError(f"crossings: factor '{twice[0]}' is crossed on '{twice[1]}' twice")
     if study.tuning is None:
         return
     split = study.tuning.held_out
     if split not in names:
         raise ConfigError(f"tuning.held_out: no held-out set '{split}' in base.data {nearest(split, names)}")
     texts = {"validation": run.data.corpus, **run.data.held_out}
-    for contrast in planned:
-        if texts[contrast.held_out] == texts[split]:
+    for _, what, held_out in asked:
+        if texts[held_out] == texts[split]:
             raise ConfigError(
-                f"tuning.held_out: a contrast of arm '{contrast.arm}' is judged on the text of '{split}'; tune on "
-                "another one, as what was chosen on a text looks good there"
+                f"tuning.held_out: {what} is judged on the text of '{split}'; tune on another one, as what was chosen "
+                "on a text looks good there"
             )
 
 

@@ -26,6 +26,7 @@ from depthroute.model.transformer import Transformer
 from depthroute.study import seal
 from depthroute.study.cells import Planned
 from depthroute.study.detect import power_statement
+from depthroute.study.parity import check_tolerance
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs
 from depthroute.study.seal import PREREG, PREREG_FORMAT, Document, read_plan, sealed
 from depthroute.study.tuning import SELECTION, tuning_runs
@@ -42,6 +43,8 @@ def document(study: Study, data: Path) -> Document:
     tuning_runs(study)  # A point that is no configuration is found now.
     first = next(iter(cells.values())).config
     planned = contrasts(study)
+    impls = {cell: built_impl(run, index.tokenizer.vocab) for cell, run in cells.items()}
+    check_tolerance(study, impls, cells)
     body: Document = {
         "format": PREREG_FORMAT,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
@@ -54,14 +57,16 @@ def document(study: Study, data: Path) -> Document:
         "milestones": _one_or_each({cell: milestones(run.config) for cell, run in cells.items()}),
         "held_out": ["validation", *first.data.held_out],
         "contrasts": [asdict(contrast) for contrast in planned],
+        "crossings": [crossing.model_dump(mode="json") for crossing in study.crossings],
         "metric": METRIC,
         "level": study.level,
-        "decision_rule": decision_rule(planned, study.level),
+        "decision_rule": decision_rule(planned, study.level, crossed=bool(study.crossings)),
         "config_digests": {cell: digest_without_seed(run.config) for cell, run in cells.items()},
         "data_digest": sha256(data / INDEX),
         "tokenizer_digest": index.tokenizer.digest,
         "versions": versions(),
-        "impl": _one_or_each({cell: built_impl(run, index.tokenizer.vocab) for cell, run in cells.items()}),
+        "impl": _one_or_each(impls),
+        "parity": None if study.parity is None else study.parity.model_dump(mode="json"),
         "power": power_statement(study, planned),
         "tuning": _tuning(study),
         "replicates": [replicate.model_dump(mode="json") for replicate in study.replicates],
@@ -106,7 +111,7 @@ def planned_study(plan: Mapping[str, Any]) -> Study:
     return Study.parse(plan["study"], f"study in {PREREG}")
 
 
-def decision_rule(planned: Sequence[Contrast], level: float) -> str:
+def decision_rule(planned: Sequence[Contrast], level: float, crossed: bool = False) -> str:
     primary = [contrast for contrast in planned if contrast.primary]
     margins = any(contrast.margin is not None for contrast in planned)
     rule = (
@@ -130,6 +135,11 @@ def decision_rule(planned: Sequence[Contrast], level: float) -> str:
         )
     if len(primary) < len(planned):
         rule += " Contrasts that are not primary are described, and called nothing but equivalent or identical."
+    if crossed:
+        rule += (
+            " Crossings, at equal seeds each level of a factor minus its first in every arm, and that of an arm minus "
+            "that of the baseline, are described in the same way."
+        )
     return rule
 
 

@@ -26,6 +26,8 @@ def render(plan: Mapping[str, Any]) -> str:
         ("held out", ", ".join(plan["held_out"])),
         *_tuning(plan["tuning"]),
         *(("contrast", _contrast(contrast)) for contrast in plan["contrasts"]),
+        *(("crossing", _crossing(crossing, plan["cross"])) for crossing in plan.get("crossings", [])),
+        *_parity(plan),
         ("rule", plan["decision_rule"]),
         *(("power", line) for line in plan["power"]["words"]),
         *(("again", f"{_cell(one)} seed {one['seed']}") for one in plan["replicates"]),
@@ -95,6 +97,22 @@ def _contrast(contrast: Mapping[str, Any]) -> str:
     rank = "primary" if contrast["primary"] else "descriptive"
     margin = "" if contrast["margin"] is None else f", margin {contrast['margin']:g}"
     return f"{_cell(contrast)} against {contrast['against']} on {contrast['held_out']}, {rank}{margin}"
+
+
+def _crossing(crossing: Mapping[str, Any], cross: Mapping[str, Sequence[str]]) -> str:
+    first, *others = cross[crossing["factor"]]
+    margin = "" if crossing["margin"] is None else f", margin {crossing['margin']:g}"
+    return (
+        f"{crossing['factor']}: {', '.join(others)} against {first} in every arm, and between arms, on "
+        f"{crossing['held_out']}, descriptive{margin}"
+    )
+
+
+def _parity(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if isinstance(plan["impl"], str):
+        return []
+    limits = ", ".join(f"{size:g} in {precision}" for precision, size in plan["parity"]["tolerance"].items())
+    return [("parity", f"every implementation within {limits} of fp64, or nothing is trained")]
 
 
 def _cell(one: Mapping[str, Any]) -> str:

@@ -3,6 +3,8 @@
 runs         one entry a finished run: held-out NLL at the end and along the way, cost, conditions, flags
 contrasts    one entry a planned comparison and combination of levels: differences by seed, tests, verdict, words
 unplanned    the same pairs on the held-out sets that no contrast is about: differences by seed, and no test
+crossings    one entry an effect of a crossed factor's level, and an interaction of it with the arms
+parity       what the parity gate measured; null where one implementation computes all
 gaps         one entry a contrast and axis (tokens, flops, seconds): the paired gap along training
 noise        one entry a replicate: its difference from the run that it repeats
 tuning, power, missing, flagged, provenance     what the numbers rest on
@@ -21,8 +23,9 @@ from typing import Any
 from depthroute import runs
 from depthroute.errors import RunError
 from depthroute.model.cost import ForwardFlops, forward_flops
-from depthroute.study import formats, seal
+from depthroute.study import formats, parity, seal
 from depthroute.study.cells import Planned
+from depthroute.study.crossing import planned_crossings
 from depthroute.study.progress import last_step
 from depthroute.study.seal import RESULTS, RESULTS_FORMAT
 from depthroute.study.state import manifest, state
@@ -49,6 +52,8 @@ def collect(
         **{key: prereg[key] for key in ("question", "baseline", "arms", "seeds", "cross", "level")},
         "runs": entries,
         "contrasts": planned_contrasts(prereg),
+        "crossings": planned_crossings(prereg),
+        "parity": parity.read(directory),
         "tuning": tuning(prereg, directory),
         "power": prereg["power"],
         "missing": [missing(run, directory) for run in plan if run not in complete],

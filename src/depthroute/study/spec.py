@@ -1,7 +1,7 @@
-"""The parts of a study's YAML file beside its arms and seeds: contrasts, tuning, replicates, an assumed spread."""
+"""The parts of a study's YAML file beside its arms and seeds: contrasts, crossings, tuning, parity and others."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, Strict, field_validator, model_validator
 
@@ -56,6 +56,23 @@ class ContrastSpec(Schema):
         if self.equivalence is False and self.margin is not None:
             raise ValueError("has a margin, but equivalence: false; take one of them away")
         return self
+
+
+class CrossingSpec(Schema):
+    """Each level of a factor against its first: within every arm, and as a difference of differences from the baseline.
+
+    A `margin`, in nats a token, asks for an equivalence test.
+    """
+
+    factor: str
+    held_out: str = "validation"
+    margin: PositiveFloat | None = None
+
+
+class ParitySpec(Schema):
+    """How far an implementation may be from fp64: an error as a share of the largest number, by precision."""
+
+    tolerance: Annotated[dict[Literal["fp32", "bf16"], PositiveFloat], Field(min_length=1)]
 
 
 class PowerSpec(Schema):

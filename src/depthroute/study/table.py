@@ -7,6 +7,8 @@ from depthroute.study.verdict import at_levels, confidence, included, nats, prob
 
 Entry = Mapping[str, Any]
 Rows = list[list[str]]
+CROSSINGS = "a factor's level minus its first, in each arm and between arms, at the same seed (NLL, nats a token)"
+PARITY = "largest error against fp64, as a share of the largest number"
 
 
 def render(results: Entry) -> str:
@@ -18,6 +20,10 @@ def render(results: Entry) -> str:
             rows = differences(results, levels, name)
             if len(rows) > 1:
                 lines += ["", differences_title(results, levels, name), *columns(rows)]
+    if results["crossings"]:
+        lines += ["", CROSSINGS, *columns(crossings(results))]
+    if results["parity"] is not None:
+        lines += ["", PARITY, *columns(parity(results))]
     if results["noise"]:
         lines += ["", "repeated runs differ from the run itself by (NLL, nats a token):", *columns(repeats(results))]
     if results["flagged"]:
@@ -33,6 +39,7 @@ def verdict_lines(results: Entry) -> list[str]:
     """One sentence a contrast, the primary ones first and marked; then how the plan was amended and what was tuned."""
     ordered = sorted(results["contrasts"], key=lambda contrast: not contrast["primary"])
     said = [f"{'primary: ' if contrast['primary'] else ''}{contrast['words']}" for contrast in ordered]
+    said += [crossing["words"] for crossing in results["crossings"]]
     return said + amendment_lines(results) + [f"warning: {words}" for words in tuning_warnings(results)]
 
 
@@ -166,6 +173,29 @@ def differences(results: Entry, levels: Mapping[str, str], held_out: str) -> Row
             row = [pair["arm"], pair["against"], *(nats(values[str(s)]) if str(s) in values else "-" for s in seeds)]
             mean = nats(sum(values.values()) / len(values))
             rows.append([*row, mean, "-", "-", "-", str(len(values)), "not planned"])
+    return rows
+
+
+def crossings(results: Entry) -> Rows:
+    """A header, then an effect or an interaction a row: by seed, and what the planned tests say."""
+    seeds = results["seeds"]
+    rows = [["crossing", "held-out", *(f"seed {seed}" for seed in seeds), "mean", "interval", "pairs", "verdict"]]
+    for crossing in results["crossings"]:
+        by_seed, summary = crossing["by_seed"], crossing["summary"]
+        row = [f"{crossing['arm']} minus {crossing['against']}{at_levels(crossing['levels'])}", crossing["held_out"]]
+        row += [nats(by_seed[str(seed)]) if str(seed) in by_seed else "-" for seed in seeds]
+        row += ["-", "-"] if summary is None else [nats(summary["mean"]), span(summary)]
+        rows.append([*row, str(len(by_seed)), crossing["verdict"]])
+    return rows
+
+
+def parity(results: Entry) -> Rows:
+    """A header, then a cell a row: how far its implementation is from fp64, and how far it may be."""
+    rows = [["cell", "implementation", "precision", "mixtures", "gradients", "tolerance"]]
+    for entry in results["parity"]["entries"]:
+        errors = ["not finite" if entry[key] is None else f"{entry[key]:.1e}" for key in ("forward", "gradient")]
+        limit = f"{results['parity']['tolerance'][entry['precision']]:g}"
+        rows.append([entry["cell"], entry["impl"], entry["precision"], *errors, limit])
     return rows
 
 

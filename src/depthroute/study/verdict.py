@@ -18,6 +18,7 @@ from typing import Any
 
 from depthroute.errors import RunError
 from depthroute.study import power, statistics
+from depthroute.study.crossing import crossed
 from depthroute.study.gaps import gap_curves, noise, pairs_of
 
 Entry = Mapping[str, Any]
@@ -39,14 +40,21 @@ def judged(results: Entry, include_flagged: bool = False) -> dict[str, Any]:
     for contrast, p in zip(tested, statistics.holm(ps), strict=True):
         if not untested(contrast):
             contrast["summary"]["holm_p"] = p
-    for contrast in contrasts:
-        contrast["verdict"] = verdict(contrast, seeds, level)
-        contrast["words"] = words(contrast, seeds, level)
+    # Results of an earlier version have none.
+    crossings = [
+        {**crossing, **tested_sums(crossed(crossing, entries, seeds), crossing["margin"], level)}
+        for crossing in results.get("crossings", [])
+    ]
+    for compared in (*contrasts, *crossings):
+        compared["verdict"] = verdict(compared, seeds, level)
+        compared["words"] = words(compared, seeds, level)
     return {
         **results,
         "include_flagged": include_flagged,
         "contrasts": contrasts,
         "unplanned": unplanned(contrasts, entries, seeds),
+        "crossings": crossings,
+        "parity": results.get("parity"),
         "gaps": [gap for contrast in contrasts for gap in gap_curves(contrast, entries, seeds, level)],
         "noise": noise(entries),
         "flagged": [{"directory": run["directory"], "flags": run["flags"]} for run in results["runs"] if run["flags"]],
@@ -98,11 +106,16 @@ def unplanned(contrasts: Sequence[Entry], entries: Sequence[Entry], seeds: Seque
 
 
 def measured(contrast: Entry, entries: Sequence[Entry], seeds: Sequence[int], level: float) -> dict[str, Any]:
-    """The contrast with its differences, summary, equivalence test and detectable difference, as far as there are."""
-    margin, by_seed = contrast["margin"], differences(contrast, entries, seeds)
-    values = list(by_seed.values())
+    """The contrast with its differences, and what they say."""
+    by_seed, margin = differences(contrast, entries, seeds), contrast["margin"]
     kept = {key: contrast[key] for key in ("arm", "against", "levels", "held_out", "primary", "margin")}
-    found: dict[str, Any] = {**kept, "by_seed": by_seed, "summary": None, "equivalence": None, "detectable": None}
+    return {**kept, **tested_sums(by_seed, margin, level)}
+
+
+def tested_sums(by_seed: Mapping[str, float], margin: float | None, level: float) -> dict[str, Any]:
+    """The numbers by seed, their summary, equivalence test and detectable difference, as far as there are."""
+    values = list(by_seed.values())
+    found: dict[str, Any] = {"by_seed": by_seed, "summary": None, "equivalence": None, "detectable": None}
     if len(values) < 2 or statistics.identical(values):
         return {**found, "under_powered": False}
     summary: dict[str, Any] = {

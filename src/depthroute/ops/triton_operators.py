@@ -1,0 +1,350 @@
+"""The read as custom operators of torch, each with its gradient, so that compiling and checkpointing see one node.
+
+    depthroute::read    folded queries, sources -> mixed, lse, and per-token numbers for backward
+    depthroute::join    two reads -> the read of their union
+
+Nothing is timed at run time to choose a tile: the choice would decide the order of sums, and two runs would differ in
+their last bits. `tiles` is the whole choice, by width and queries.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from depthroute.ops import triton_kernels as kernels
+
+TOKENS = 8
+"""Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
+QUERIES, ACCUMULATORS, PER_WARP = 4, 16384, 1024
+"""At most so many queries in one launch, coordinates of their mixtures in registers, and of these a warp."""
+ALIGNMENT = 16
+ADDRESSES = 64
+"""Tensors that one launch can note the addresses of, well below the limit on a kernel's arguments."""
+ROW_TILE, COLUMN_TILE = 16, 128
+INTERPRETED = kernels.INTERPRETED
+
+LANGUAGE = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+
+
+class Tiles(NamedTuple):
+    """How much of a read one program holds."""
+
+    width: int
+    keys: int
+    queries: int
+    """At once; further queries take further launches."""
+    warps: int
+
+
+def tiles(width: int, rank: int, queries: int) -> Tiles:
+    width_tile, key_tile = triton.next_power_of_2(width), triton.next_power_of_2(rank)
+    query_tile = min(triton.next_power_of_2(queries), QUERIES, max(1, ACCUMULATORS // width_tile))
+    return Tiles(width_tile, key_tile, query_tile, min(16, max(1, query_tile * width_tile // PER_WARP)))
+
+
+def row_stride(tensor: Tensor) -> int | None:
+    """Coordinates from one token's row to the next; None unless rows are whole and at equal distances, in order."""
+    *token, width = tensor.shape
+    axes = [(size, step) for size, step in zip(token, tensor.stride(), strict=False) if size > 1]
+    even = all(outer == size * step for (_, outer), (size, step) in pairwise(axes))
+    whole = width == 1 or tensor.stride(-1) == 1
+    return (axes[-1][1] if axes else width) if even and whole else None
+
+
+class Table(NamedTuple):
+    """Where the rows of some tensors lie, and to how many bytes all of them are aligned."""
+
+    rows: Tensor
+    alignment: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "Table":
+        rows = torch.empty(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
+        strides = [row_stride(tensor) or 0 for tensor in tensors]
+        for start in range(0, len(tensors), ADDRESSES):
+            part = slice(start, start + ADDRESSES)
+            kernels.note_addresses[(1,)](rows[part], tuple(tensors[part]), tuple(strides[part]))
+        bits = [tensor.data_ptr() for tensor in tensors]
+        bits += [number * tensors[0].itemsize for number in strides]
+        return cls(rows, math.gcd(ALIGNMENT, *bits))
+
+
+@torch.library.custom_op("depthroute::read", mutates_args=())
+def read(
+    folded: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    prior: Tensor | None,
+    eps: float,
+    norm_eps: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(mixed, lse, scores, scales, norms), the last three for backward.
+
+    Without keys, the last `rank` coordinates of the values are scored. `norm_eps` asks for RMSNorm(mixed) as mixed.
+    """
+    mixed, lse, scores, scales, norms = room_for_read(folded, keys, values, prior, eps, norm_eps)
+    queries, rank = folded.shape
+    width, tokens = values[0].shape[-1], lse[0].numel()
+    size = tiles(width, rank, queries)
+    with torch.cuda.device_of(folded):
+        table = Table.of(values)
+        key_table = Table.of(keys) if keys else table
+        for first in range(0, queries, size.queries):
+            some = slice(first, first + size.queries)
+            kernels.attend_kernel[(triton.cdiv(tokens, TOKENS),)](
+                table.rows,
+                key_table.rows,
+                folded[some],
+                prior,
+                mixed[some],
+                lse[some],
+                scores[..., some],
+                scales,
+                norms[some],
+                tokens,
+                len(values),
+                queries,
+                WIDTH=width,
+                RANK=rank,
+                QUERIES=len(folded[some]),
+                OWN_KEYS=len(keys) > 0,
+                PRIOR=prior is not None,
+                EPS=eps,
+                NORM_EPS=norm_eps,
+                DTYPE=LANGUAGE[mixed.dtype],
+                INSIDE=LANGUAGE[lse.dtype],
+                ALIGNMENT=min(table.alignment, key_table.alignment),
+                TOKENS=TOKENS,
+                WIDTH_TILE=size.width,
+                KEY_TILE=size.keys,
+                QUERY_TILE=size.queries,
+                num_warps=size.warps,
+            )
+    return mixed, lse, scores, scales, norms
+
+
+@read.register_fake
+def room_for_read(
+    folded: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    prior: Tensor | None,
+    eps: float,
+    norm_eps: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    queries, sources = len(folded), len(values)
+    *token, width = values[0].shape
+    return (
+        values[0].new_empty(queries, *token, width),
+        folded.new_empty(queries, *token),
+        folded.new_empty(*token, sources, queries),
+        folded.new_empty(*token, sources),
+        folded.new_empty(0) if norm_eps is None else folded.new_empty(queries, *token),
+    )
+
+
+@torch.library.custom_op("depthroute::read_backward", mutates_args=())
+def read_backward(
+    folded: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    prior: Tensor | None,
+    mixed: Tensor,
+    lse: Tensor,
+    scores: Tensor,
+    scales: Tensor,
+    norms: Tensor,
+    mixed_grad: Tensor,
+    lse_grad: Tensor | None,
+    normed: bool,
+) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor]:
+    """Gradients of the folded queries, keys, values and prior, the last empty where there is no prior."""
+    queries, rank = folded.shape
+    width, tokens = values[0].shape[-1], lse[0].numel()
+    size = tiles(width, rank, queries)
+    several = queries > size.queries
+    # What further launches add to is kept in full precision, and cast once.
+    dtype = lse.dtype if several else mixed.dtype
+    value_grads = [torch.empty(value.shape, dtype=dtype, device=value.device) for value in values]
+    key_grads = [torch.empty(key.shape, dtype=dtype, device=key.device) for key in keys]
+    logit_grads = torch.empty_like(scores) if prior is not None else None
+    folded_grad = torch.empty_like(folded)
+    programs = triton.cdiv(tokens, TOKENS)
+    with torch.cuda.device_of(folded):
+        table, grad_table = Table.of(values), Table.of(value_grads)
+        key_table, key_grad_table = (Table.of(keys), Table.of(key_grads)) if keys else (table, grad_table)
+        for first in range(0, queries, size.queries):
+            some = slice(first, first + size.queries)
+            count = len(folded[some])
+            query_sums = folded.new_empty(programs, count, rank)
+            kernels.attend_backward_kernel[(programs,)](
+                table.rows,
+                key_table.rows,
+                grad_table.rows,
+                key_grad_table.rows,
+                folded[some],
+                prior,
+                mixed[some],
+                lse[some],
+                scores[..., some],
+                scales,
+                norms[some],
+                mixed_grad[some],
+                None if lse_grad is None else lse_grad[some],
+                query_sums,
+                None if logit_grads is None else logit_grads[..., some],
+                tokens,
+                len(values),
+                queries,
+                WIDTH=width,
+                RANK=rank,
+                QUERIES=count,
+                OWN_KEYS=len(keys) > 0,
+                PRIOR=prior is not None,
+                LSE_GRAD=lse_grad is not None,
+                NORMED=normed,
+                ADD=first > 0,
+                DTYPE=LANGUAGE[mixed.dtype],
+                GRAD_DTYPE=LANGUAGE[dtype],
+                INSIDE=LANGUAGE[lse.dtype],
+                ALIGNMENT=min(table.alignment, key_table.alignment),
+                GRAD_ALIGNMENT=min(grad_table.alignment, key_grad_table.alignment),
+                TOKENS=TOKENS,
+                WIDTH_TILE=size.width,
+                KEY_TILE=size.keys,
+                QUERY_TILE=size.queries,
+                num_warps=size.warps,
+            )
+            kernels.sum_kernel[(triton.cdiv(count * rank, COLUMN_TILE),)](
+                query_sums, folded_grad[some], programs, count * rank, ROW_TILE=ROW_TILE, COLUMN_TILE=COLUMN_TILE
+            )
+    prior_grad = folded.new_empty(0)
+    if logit_grads is not None:
+        prior_grad = logit_grads.reshape(-1, len(values), queries).sum((0, 2))
+    if several:
+        value_grads = [grad.to(mixed.dtype) for grad in value_grads]
+        key_grads = [grad.to(mixed.dtype) for grad in key_grads]
+    return folded_grad, key_grads, value_grads, prior_grad
+
+
+@read_backward.register_fake
+def room_for_read_backward(
+    folded: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    prior: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor]:
+    return (
+        torch.empty_like(folded),
+        [key.new_empty(key.shape) for key in keys],
+        [value.new_empty(value.shape) for value in values],
+        folded.new_empty(0 if prior is None else len(values)),
+    )
+
+
+def keep_read(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    folded, keys, values, prior, _, norm_eps = inputs
+    ctx.set_materialize_grads(False)
+    ctx.sources, ctx.keyed, ctx.normed = len(values), len(keys) > 0, norm_eps is not None
+    ctx.save_for_backward(folded, prior, *output, *keys, *values)
+
+
+def differentiate_read(ctx: Any, mixed_grad: Tensor | None, lse_grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    folded, prior, mixed, lse, scores, scales, norms, *sources = ctx.saved_tensors
+    keys, values = sources[: -ctx.sources], sources[-ctx.sources :]
+    mixed_grad = torch.zeros_like(mixed) if mixed_grad is None else mixed_grad.contiguous()
+    lse_grad = None if lse_grad is None else lse_grad.contiguous()
+    folded_grad, key_grads, value_grads, prior_grad = read_backward(
+        folded, keys, values, prior, mixed, lse, scores, scales, norms, mixed_grad, lse_grad, ctx.normed
+    )
+    return folded_grad, key_grads, value_grads, None if prior is None else prior_grad, None, None
+
+
+read.register_autograd(differentiate_read, setup_context=keep_read)
+
+
+@torch.library.custom_op("depthroute::join", mutates_args=())
+def join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """(mixed, lse) of two reads of disjoint sources."""
+    mixed, lse = room_for_join(first, second, first_lse, second_lse)
+    width, rows = first.shape[-1], lse.numel()
+    size = tiles(width, width, 1)
+    with torch.cuda.device_of(first):
+        kernels.merge_kernel[(triton.cdiv(rows, TOKENS),)](
+            first,
+            second,
+            first_lse,
+            second_lse,
+            mixed,
+            lse,
+            rows,
+            WIDTH=width,
+            INSIDE=LANGUAGE[lse.dtype],
+            TOKENS=TOKENS,
+            WIDTH_TILE=size.width,
+            num_warps=size.warps,
+        )
+    return mixed, lse
+
+
+@join.register_fake
+def room_for_join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
+    return first.new_empty(first.shape), first_lse.new_empty(first_lse.shape)
+
+
+@torch.library.custom_op("depthroute::join_backward", mutates_args=())
+def join_backward(
+    first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor, mixed_grad: Tensor, lse_grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grads = room_for_join_backward(first, second, first_lse, second_lse, mixed_grad, lse_grad)
+    width, rows = first.shape[-1], first_lse.numel()
+    size = tiles(width, width, 1)
+    with torch.cuda.device_of(first):
+        kernels.merge_backward_kernel[(triton.cdiv(rows, TOKENS),)](
+            first,
+            second,
+            first_lse,
+            second_lse,
+            mixed_grad,
+            lse_grad,
+            *grads,
+            rows,
+            WIDTH=width,
+            INSIDE=LANGUAGE[first_lse.dtype],
+            TOKENS=TOKENS,
+            WIDTH_TILE=size.width,
+            num_warps=size.warps,
+        )
+    return grads
+
+
+@join_backward.register_fake
+def room_for_join_backward(
+    first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor, mixed_grad: Tensor, lse_grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    like = (first, second, first_lse, second_lse)
+    one, two, three, four = (tensor.new_empty(tensor.shape) for tensor in like)
+    return one, two, three, four
+
+
+def keep_join(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def differentiate_join(ctx: Any, mixed_grad: Tensor, lse_grad: Tensor) -> tuple[Tensor, ...]:
+    return join_backward(*ctx.saved_tensors, mixed_grad.contiguous(), lse_grad.contiguous())
+
+
+join.register_autograd(differentiate_join, setup_context=keep_join)

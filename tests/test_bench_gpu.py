@@ -1,0 +1,53 @@
+"""The bench of a GPU, as far as a machine without one can tell."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from depthroute.bench import gpu
+from depthroute.errors import RunError
+from depthroute.ops import IMPLEMENTATIONS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path):
+    with pytest.raises(RunError, match="there is no GPU here") as raised:
+        gpu.run(tmp_path / "out")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_every_implementation_is_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu, "WIDTHS", (1024,))
+    found = gpu.run(tmp_path)
+    assert {row["impl"] for row in found["rows"]} == set(IMPLEMENTATIONS)
+    assert all(row["seconds"] or row["refused"] for row in found["rows"])
+
+
+def test_a_check_tells_an_error_or_a_refusal(monkeypatch: pytest.MonkeyPatch):
+    cpu = torch.device("cpu")
+    right = gpu.check("reference", 16, cpu, tokens=3)
+    assert 0.0 < right["error"] <= gpu.TOLERANCE
+    refused = gpu.check("fla", 16, cpu, tokens=3)
+    assert refused["error"] is None
+    assert "impl 'fla'" in refused["refused"]
+
+
+def test_the_table_shows_times_shares_and_what_was_refused():
+    row = {"width": 1024, "work": "read", "copy_share": 0.5, "refused": None}
+    rows = [
+        {**row, "impl": "one", "seconds": 0.00125},
+        {**row, "impl": "other", "seconds": None, "copy_share": None, "refused": "impl 'other' does not cover this"},
+        {**row, "impl": "one", "work": "step", "seconds": 0.5, "copy_share": None},
+    ]
+    text = gpu.table({"device": "a GPU", "copy_bytes_per_second": 4e12, "rows": rows}).splitlines()
+    assert text[0] == "a GPU, milliseconds and share of a copy, which moves 4,000 GB/s"
+    assert [line.split() for line in text[1:4]] == [
+        ["width", "work", "one", "other"],
+        ["1024", "read", "1.250", "50%", "-"],
+        ["1024", "step", "500.000", "-"],
+    ]
+    assert text[4] == "-  impl 'other' does not cover this"
