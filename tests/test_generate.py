@@ -110,6 +110,7 @@ def test_the_command_streams_the_same_text_from_an_argument_and_from_standard_in
     expected = list(itertools.takewhile(lambda token: token != tokenizer.end, ids))
     assert (told["text"], told["tokens"]) == (tokenizer.decode(expected), len(expected))
     assert given.err.startswith(f"{len(expected)} tokens, ")
+    assert given.err.endswith("; it was trained on windows of 16 tokens, what goes beyond is a guess\n")
 
 
 @pytest.mark.usefixtures("as_a_user")

@@ -24,6 +24,7 @@ def export(
         runs.manifest(source)  # what is no run is found before everything is imported
         from depthroute.interop.export import to_hf
 
+        quiet()
         to_hf(source, target, origin(source))
         typer.echo(f"{target}: a Hugging Face model with its tokenizer; README.md says how to load it")
         return
@@ -31,9 +32,18 @@ def export(
         raise RunError(f"{source}: no such directory")
     from depthroute.interop.export import to_run
 
+    quiet()
     same = to_run(source, target)
     what = "the run that was exported" if same else "an imported model: its weights are of no run that is recorded here"
     typer.echo(f"{target}: {what}")
+
+
+def quiet() -> None:
+    """What transformers says beside our own lines is not for a person at the terminal."""
+    from transformers import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def origin(run: Path) -> "Origin | None":

@@ -47,7 +47,7 @@ def generate(
 
     from depthroute.model.generate import Sampling
     from depthroute.model.generate import generate as continuation
-    from depthroute.train.trained import load
+    from depthroute.train.trained import configuration_of, load
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load(run, device)
@@ -79,4 +79,7 @@ def generate(
         typer.echo(json.dumps(found | {"tokens_per_second": rate}, indent=2))
         return
     typer.echo()
-    typer.echo(f"{len(chosen)} tokens, {rate:,.0f} a second, until {stopped}", err=True)
+    trained = configuration_of(run)
+    beyond = trained is not None and len(ids) + len(chosen) > trained.length
+    note = f"; it was trained on windows of {trained.length} tokens, what goes beyond is a guess" if beyond else ""
+    typer.echo(f"{len(chosen)} tokens, {rate:,.0f} a second, until {stopped}{note}", err=True)

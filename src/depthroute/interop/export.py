@@ -30,6 +30,9 @@ KEPT = "run"
 def to_hf(run: Path, directory: Path, origin: Origin | None = None) -> None:
     """Write a finished run as a Hugging Face directory. RunError if `directory` is there already."""
     check_free(directory)
+    came_from = runs.manifest(run).get("imported")
+    if came_from is not None:
+        raise RunError(f"{run}: was imported from '{came_from}' and records no training; export that directory's run")
     model, tokenizer = load(run, torch.device("cpu"))
     wrapped = DepthRouteForCausalLM.of(model)
     wrapped.generation_config = transformers.GenerationConfig(

@@ -29,7 +29,10 @@ class Cache(ABC):
 
 @final
 class KeyValueCache(Cache):
-    """A cache with room for `capacity` tokens of every sequence, allocated once, at the first pass."""
+    """A cache with room for `capacity` tokens of every sequence, allocated once, at the first pass.
+
+    It is written in place: backward through more than one pass is an error of torch.
+    """
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers, self.capacity, self._length = layers, capacity, 0

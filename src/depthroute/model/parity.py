@@ -32,8 +32,8 @@ def measure(config: ModelConfig, impl: str, token: tuple[int, int], device: torc
     """`token` is batch and length. `half` says that the run is autocast to bf16."""
     drawn = Drawn(config, token, torch.bfloat16 if half else torch.float32)
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        ours = drawn.lead(config.residual.build(config.width, config.layers, impl), device, None)
-    theirs = drawn.lead(config.residual.build(config.width, config.layers, SPECIFICATION), device, torch.float64)
+        ours = drawn.lead(config.residual.build(config.width, config.layers, impl, False), device, None)
+    theirs = drawn.lead(config.residual.build(config.width, config.layers, SPECIFICATION, False), device, torch.float64)
     found = [largest(mine, exact) for mine, exact in zip(ours, theirs, strict=True)]
     (forward, read), (gradient, leaf) = found
     return Parity(forward, gradient, read if forward > gradient else f"gradient of {leaf}")
@@ -45,7 +45,7 @@ class Drawn:
     def __init__(self, config: ModelConfig, token: tuple[int, int], dtype: torch.dtype) -> None:
         self.config, self.token = config, token
         self.generator = torch.Generator().manual_seed(SEED)
-        residual = config.residual.build(config.width, config.layers, SPECIFICATION)
+        residual = config.residual.build(config.width, config.layers, SPECIFICATION, False)
         self.given = {"the embedding": self.normal(*token, config.width)}
         for site in range(2 * config.layers):
             self.given[f"the value of sublayer {site}"] = self.normal(*token, config.width).to(dtype)

@@ -141,7 +141,8 @@ class Tracer(Observer):
         pairs = list(itertools.combinations(range(routes), 2))
         by_source, by_route = (routes, sources), (routes,)
         zeros = [torch.zeros(shape, dtype=torch.float64) for shape in (by_source, by_source, *[by_route] * 3, sources)]
-        return Sums(*zeros, reading.queries.double().cpu(), pairs, np.zeros((len(self.counts), len(pairs))))
+        divergence = np.zeros((len(self.counts), len(pairs)))
+        return Sums(*zeros, queries=reading.queries.double().cpu(), pairs=pairs, divergence=divergence)
 
     def finish(self) -> Traced:
         """All tables. ArgumentError if nothing was traced."""

@@ -162,6 +162,24 @@ class Sealed(Content):
     digest: str
 
 
+class Measured(Content):
+    """Errors of one cell's implementation against fp64; null where they are not finite."""
+
+    cell: str
+    impl: str
+    precision: str
+    forward: float | None
+    gradient: float | None
+    worst: str
+    within: bool
+
+
+class Parity(Sealed):
+    plan: str
+    tolerance: dict[str, float]
+    entries: list[Measured]
+
+
 class Asked(Sealed):
     """What a plan asks and its results answer."""
 

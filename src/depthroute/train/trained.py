@@ -9,6 +9,7 @@ import torch
 
 from depthroute import config as configuration
 from depthroute import runs
+from depthroute.config import Config
 from depthroute.data import FileTokenizer, Tokenizer
 from depthroute.errors import RunError
 from depthroute.model.transformer import ModelConfig, Transformer
@@ -29,9 +30,9 @@ def check_finished(run: Path) -> None:
     """RunError unless the run has ended."""
     if (run / "prereg.json").is_file():
         raise RunError(f"{run}: is a study; name one of its runs, such as {run}/runs/ARM/SEED")
-    recorded = runs.manifest(run)
+    runs.manifest(run)
     if not runs.finished(run):
-        raise RunError(f"{run}: has no final model yet, {recorded['parameters']:,} parameters are still in training")
+        raise RunError(f"{run}: has no final model yet; let its training end (if it was stopped, with --resume)")
 
 
 def load_model(run: Path, device: torch.device, impl: str = "auto") -> Transformer:
@@ -59,7 +60,11 @@ def load_tokenizer(run: Path) -> Tokenizer:
 
 def end_token(run: Path) -> str | None:
     """The end-of-text token that the run's configuration names; None for a usual one."""
-    if not (run / runs.CONFIG).is_file():
-        return None
-    tokenizer = configuration.load(run / runs.CONFIG).data.tokenizer
+    trained = configuration_of(run)
+    tokenizer = None if trained is None else trained.data.tokenizer
     return tokenizer.end if isinstance(tokenizer, FileTokenizer) else None
+
+
+def configuration_of(run: Path) -> Config | None:
+    """What the run was trained by; None if it was imported."""
+    return configuration.load(run / runs.CONFIG) if (run / runs.CONFIG).is_file() else None
