@@ -58,7 +58,7 @@ def test_the_specification_in_fp32_is_as_near_to_fp64_as_rounding_allows(residua
 def test_under_autocast_the_reads_stay_in_fp32(implementations: None) -> None:
     found = measure(model_of(RESIDUALS[0]), "reference", TOKEN, CPU, half=True)
     assert found.forward < 2e-6
-    assert 1e-4 < found.gradient < 2.0**-8  # of sublayer outputs, which are bf16
+    assert 1e-4 < found.gradient < 2.0**-6  # of sublayer outputs, which are bf16 and whose parts are added in bf16
 
 
 @pytest.mark.usefixtures("implementations")

@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
 def tiles(width: int, rank: int, queries: int) -> Tiles:
     width_tile, key_tile = triton.next_power_of_2(width), triton.next_power_of_2(rank)
     query_tile = min(triton.next_power_of_2(queries), QUERIES, max(1, ACCUMULATORS // width_tile))
-    return Tiles(width_tile, key_tile, query_tile, min(16, max(1, query_tile * width_tile // PER_WARP)))
+    return Tiles(width_tile, key_tile, query_tile, min(8, max(1, query_tile * width_tile // PER_WARP)))
 
 
 def row_stride(tensor: Tensor) -> int | None:
