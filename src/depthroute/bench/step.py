@@ -126,10 +126,10 @@ def note_starts(model: Transformer, note: Callable[[Tensor], Tensor]) -> None:
     """A part that backward computes again holds its state without telling the hooks."""
     advance = model.advance
 
-    def noting(state: Any, sites: range, context: Any) -> Any:
+    def noting(state: Any, *arguments: Any) -> Any:
         for tensor in tree_leaves(state):
             note(tensor)
-        return advance(state, sites, context)
+        return advance(state, *arguments)
 
     vars(model)["advance"] = noting
 

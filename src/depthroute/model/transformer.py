@@ -12,7 +12,7 @@ RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part th
 import functools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from jaxtyping import Float, Int
@@ -220,7 +220,8 @@ def part(site_norm: nn.Module, sublayer: nn.Module, mixed: tuple[Tensor, ...], c
 @functools.cache
 def compiled_part() -> Callable[..., Output]:
     """One for all models: layers that are alike share its graphs. The compiler is not even imported before."""
-    return torch.compile(part, recompile_limit=GRAPHS)
+    # The annotations of torch.compile do not know this limit.
+    return cast(Any, torch).compile(part, recompile_limit=GRAPHS)
 
 
 def norm(config: ModelConfig) -> nn.RMSNorm:

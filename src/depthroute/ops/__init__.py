@@ -42,7 +42,9 @@ def resolve(impl: str, device: torch.device | None = None) -> str:
     compiler; elsewhere `compiled`. ArgumentError if there is none of this name.
     """
     if impl == "auto":
-        on_gpu = (device or torch.get_default_device()).type not in ("cpu", "meta")
+        kind = (device or torch.get_default_device()).type
+        # A model that is built without memory gets it where there is a GPU on that.
+        on_gpu = kind != "cpu" and (kind != "meta" or torch.cuda.is_available())
         return "compiled" if on_gpu else "native" if compiler() else "reference"
     if impl not in IMPLEMENTATIONS:
         choices = ("auto", *IMPLEMENTATIONS)

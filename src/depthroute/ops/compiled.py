@@ -11,7 +11,7 @@ sources, the mixture and lse; weights are computed again, group by group:
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -20,8 +20,6 @@ from torch import Tensor
 from depthroute.ops import reference
 from depthroute.ops.reference import compute_dtype
 from depthroute.ops.result import Attended
-
-P, R = ParamSpec("P"), TypeVar("R")
 
 GROUPS = (8, 4, 2, 1)
 # Of one function, at most: four groups, with a read before or none, of one to three queries, of two shapes.
@@ -49,7 +47,8 @@ def attend(
             prior = torch.tensor(prior, dtype=inside, device=query.device)
         mixed, lse = (None, None) if before is None else (before.mixed, before.lse.to(inside))
         prior = None if prior is None else prior.to(inside)
-        return Attended(*CompiledRead.apply(len(values), eps, query, prior, mixed, lse, *(keys or ()), *values))
+        apply = cast(Any, CompiledRead).apply
+        return Attended(*apply(len(values), eps, query, prior, mixed, lse, *(keys or ()), *values))
 
 
 class CompiledRead(torch.autograd.Function):
@@ -66,9 +65,10 @@ class CompiledRead(torch.autograd.Function):
         lse_before: Tensor | None,
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        plain_query, plain_prior, mixed, lse, *plain = map(detached, (query, prior, mixed_before, lse_before, *sources))
+        mixed, lse, plain = detached(mixed_before), detached(lse_before), [source.detach() for source in sources]
         for group in groups(count):
-            mixed, lse = graph(forward)(plain_query, *of_group(group, plain_prior, plain, count), mixed, lse, eps)
+            of_sources = of_group(group, detached(prior), plain, count)
+            mixed, lse = graph(forward)(query.detach(), *of_sources, mixed, lse, eps)
         assert mixed is not None
         assert lse is not None
         ctx.save_for_backward(query, prior, mixed_before, lse_before, mixed, lse, *sources)
@@ -77,9 +77,10 @@ class CompiledRead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dmixed: Tensor, dlse: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, prior, mixed_before, lse_before, mixed, lse, *sources = map(detached, ctx.saved_tensors)
+        tensors: list[Any] = [detached(tensor) for tensor in ctx.saved_tensors]
+        query, prior, mixed_before, lse_before, mixed, lse, *sources = tensors
         shift, *of_before = graph(backward_before)(dmixed, dlse, mixed, lse, mixed_before, lse_before)
-        parts = [
+        parts: list[tuple[Tensor, Tensor, list[Tensor], list[Tensor]]] = [
             graph(backward)(query, *of_group(group, prior, sources, ctx.count), lse, shift, dmixed, ctx.eps)
             for group in groups(ctx.count)
         ]
@@ -96,9 +97,10 @@ def detached(tensor: Tensor | None) -> Tensor | None:
 
 
 @functools.cache
-def graph(function: Callable[P, R]) -> Callable[P, R]:
+def graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled once; the compiler is not even imported before."""
-    return torch.compile(function, recompile_limit=GRAPHS)
+    # The annotations of torch.compile do not know this limit.
+    return cast(Any, torch).compile(function, recompile_limit=GRAPHS)
 
 
 def groups(count: int) -> Iterator[slice]:
@@ -127,7 +129,7 @@ def forward(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     inside = query.dtype
-    logits = []
+    logits: list[Tensor] = []
     for i, key in enumerate(scored(query, keys, values)):
         z, _ = score(query, key.to(inside), eps)
         logits.append(z if prior is None else z + prior[i])
@@ -173,7 +175,10 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, list[Tensor], list[Tensor]]:
     inside, rank = query.dtype, query.shape[-1]
     dmixed = dmixed.to(inside)
-    dquery, dpriors, dkeys, dvalues = torch.zeros_like(query), [], [], []
+    dquery = torch.zeros_like(query)
+    dpriors: list[Tensor] = []
+    dkeys: list[Tensor] = []
+    dvalues: list[Tensor] = []
     for i, (raw, value) in enumerate(zip(scored(query, keys, values), values, strict=True)):
         key = raw.to(inside)
         product, scale = score(query, key, eps)

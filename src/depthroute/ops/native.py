@@ -7,7 +7,7 @@ precision it keeps once more, in fp32. Gradients repeat to the bit, whatever the
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -55,7 +55,7 @@ def attend(
         if torch.compiler.is_compiling():
             out, total, _, _ = read_op(*arguments, sources)
         else:
-            out, total = NativeRead.apply(*arguments, *sources)
+            out, total = cast(Any, NativeRead).apply(*arguments, *sources)
         mixed = out.view(len(queries), *token, width).to(values[0].dtype)
         return Attended(mixed, total.view(len(queries), *token))
 
@@ -207,7 +207,7 @@ def read_op(
     return forward(count, eps, queries, prior, mixed_before, lse_before, sources)
 
 
-@read_op.register_fake
+@read_op.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(
     count: int,
     eps: float,
@@ -237,7 +237,7 @@ def gradients_op(
     return backward(count, eps, queries, prior, mixed_before, lse_before, sources, saved, mixed, lse)
 
 
-@gradients_op.register_fake
+@gradients_op.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(
     count: int,
     eps: float,
@@ -263,4 +263,4 @@ def backward_of_op(ctx: Any, mixed: Tensor, lse: Tensor, *_: Tensor) -> tuple[An
     return gradients(ctx, gradients_op, mixed, lse)
 
 
-read_op.register_autograd(backward_of_op, setup_context=keep)
+read_op.register_autograd(backward_of_op, setup_context=keep)  # pyright: ignore[reportUnknownMemberType]

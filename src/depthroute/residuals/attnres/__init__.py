@@ -164,7 +164,7 @@ class AttentionResidual(Residual[State]):
         queries = [self.at(site).scoring() for site in block]
         read = attend(torch.cat(queries), *self.visible(state, block.start), eps=self.config.eps, impl=self.impl)
         sizes = [len(query) for query in queries]
-        parts = zip(read.mixed.split(sizes), read.lse.split(sizes), strict=True)
+        parts = zip(torch.split(read.mixed, sizes), torch.split(read.lse, sizes), strict=True)
         return state._replace(ahead=tuple(Attended(mixed, lse) for mixed, lse in parts))
 
     def emit(self, rows: Float[Tensor, "*token rank"] | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
