@@ -55,7 +55,8 @@ def installed() -> tuple[dict[str, Peer], dict[str, str]]:
     absent: dict[str, str] = {}
     for name, load in LOADERS.items():
         try:
-            found[f"{name} {version(name)}"] = load()
+            installed_version = version(name)
+            found[f"{name} {installed_version}"] = load()
         except PackageNotFoundError:
             absent[name] = "not installed"
         except (ImportError, AttributeError) as error:
