@@ -203,6 +203,27 @@ def test_a_killed_tuning_goes_on_to_the_same_bits_freezes_its_choice_and_the_run
     assert wild.failure_file(place).exists()
 
 
+@pytest.mark.parametrize(
+    ("held_out", "manifest", "message"),
+    [
+        (("validation",), {}, "was not evaluated on 'tuning', on which values are chosen; delete it and run the study"),
+        (("tuning",), {"config_digest": "f00"}, "was trained with another configuration than the study's; delete that"),
+        (("tuning",), {"versions": 7}, r"manifest\.json: damaged \(versions is 7\); delete .* and run the study again"),
+    ],
+)
+def test_a_tuning_run_of_another_study_has_no_say(
+    tmp_path: Path, held_out: tuple[str, ...], manifest: dict[str, Any], message: str
+) -> None:
+    study = fabricated(tmp_path)
+    first, *others = tuning_runs(study)
+    write_run(first, tmp_path, lambda _: 2.0, held_out, **manifest)
+    for run in others:
+        write_run(run, tmp_path, lambda _: 2.0, ("tuning",))
+    with pytest.raises(RunError, match=message):
+        freeze(study, tmp_path)
+    assert not (tmp_path / TUNING).exists()
+
+
 def test_values_are_never_chosen_on_a_document_that_a_contrast_is_judged_on(tmp_path: Path) -> None:
     raw = raw_tuned(tmp_path)
     text = write_text(tmp_path).read_text()

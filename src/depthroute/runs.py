@@ -59,7 +59,7 @@ class End(Event):
     model: dict[str, str]
 
 
-EVENTS: dict[object, type[Event]] = {"step": Step, "evaluation": Evaluation, "end": End}
+EVENTS: dict[str, type[Event]] = {"step": Step, "evaluation": Evaluation, "end": End}
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -119,7 +119,8 @@ def at_a_time(run: config.Config) -> int:
     """How many runs are trained at a time unless a number is given: one a GPU, or as many as the CPU has cores for."""
     if device.choose(run).type == "cuda":
         return len(visible_gpus(os.environ))
-    return max(len(os.sched_getaffinity(0)) // (run.threads or 1), 1)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(cores // (run.threads or 1), 1)
 
 
 def environment(run: config.Config, slot: int, inherited: Mapping[str, str]) -> dict[str, str]:
