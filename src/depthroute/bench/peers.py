@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 Peer = Callable[[Tensor, Sequence[Tensor], float], Tensor]
 
@@ -23,7 +24,7 @@ def einsum(queries: Tensor, sources: Sequence[Tensor], eps: float) -> Tensor:
 
 def fast_attnres() -> Peer:
     attnres = importlib.import_module("attnres").attnres
-    return lambda query, sources, eps: attnres(torch.stack(list(sources)), query, eps=eps)
+    return lambda query, sources, eps: attnres(list(sources), query, eps=eps)
 
 
 def flash_linear_attention() -> Peer:
@@ -35,9 +36,8 @@ def attn_res() -> Peer:
     operator = importlib.import_module("attn_res").AttnResOperator
 
     def read(query: Tensor, sources: Sequence[Tensor], eps: float) -> Tensor:
-        layer = operator(query.shape[-1], eps)
-        layer.query = query
-        return layer(torch.stack(list(sources)))
+        stacked = torch.stack(list(sources)).unsqueeze(1)  # it asks for [source, batch, token, width]
+        return functional_call(operator(query.shape[-1], eps), {"pseudo_query": query}, stacked).squeeze(0)
 
     return read
 
