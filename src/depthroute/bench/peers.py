@@ -29,7 +29,7 @@ def fast_attnres() -> Peer:
 
 def flash_linear_attention() -> Peer:
     naive = importlib.import_module("fla.ops.attnres.naive").naive_attnres
-    return lambda query, sources, eps: naive(query, list(sources), None, rms_eps=eps)
+    return lambda query, sources, eps: naive(query, list(sources), torch.ones_like(query), rms_eps=eps)
 
 
 def attn_res() -> Peer:

@@ -4,8 +4,10 @@ A step is forward, loss and backward. The optimiser is left out: it costs every 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +42,7 @@ def measure(
         computed: dict[str, Any] = {"impl": impl, "reads": reads, "compile": compile, "recompute": recompute}
         models = {name: build(name, shape, blocks, computed) for name in (BASELINE, preset)}
         steps = {name: step_of(model, batch, length) for name, model in models.items()}
-        with compiler.patch(force_disable_caches=True):
+        with no_compiled_code_on_disk():
             first = {name: seconds(step) for name, step in steps.items()}
         progress(f"{preset}: first steps took {first[BASELINE]:.1f} and {first[preset]:.1f} s")
         timed = interleaved(steps, rounds)
@@ -133,6 +135,14 @@ def note_starts(model: Transformer, note: Callable[[Tensor], Tensor]) -> None:
         return advance(state, *arguments)
 
     vars(model)["advance"] = noting
+
+
+@contextmanager
+def no_compiled_code_on_disk() -> Generator[None]:
+    """What is compiled here is compiled from nothing."""
+    with warnings.catch_warnings(), cast(Any, compiler).patch(force_disable_caches=True):
+        warnings.filterwarnings("ignore", "dynamo_pgo force disabled")
+        yield
 
 
 def seconds(step: Callable[[], None]) -> float:
