@@ -56,7 +56,7 @@ def test_in_two_phases_a_block_reads_its_finished_sources_once():
         assert ops.calls - before == {"native": calls}
 
 
-def test_two_phases_keep_their_state_out_of_the_module():
+def test_two_phases_give_the_same_gradients_where_blocks_are_computed_again():
     model = moved(BLOCKED, computed={"reads": "two_phase", "recompute": "block"})
     plain = moved(BLOCKED, computed={"reads": "direct"})
     assert_close(loss_and_gradients(model), loss_and_gradients(plain), rtol=1e-9, atol=1e-9)

@@ -97,6 +97,26 @@ def test_a_hidden_source_is_hidden_exactly_and_gets_no_gradient(impl):
     assert_close(hidden, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("impl", FAST)
+def test_a_second_derivative_is_refused(impl):
+    queries, *values = leaves((1, 5), *[(3, 5)] * 2)
+    mixed = attend(queries, None, values, eps=EPS, impl=impl).mixed
+    (gradient,) = torch.autograd.grad(mixed.square().sum(), queries, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_priors_and_queries_may_lie_apart_in_memory(impl):
+    wide, priors, *values = leaves((2, 10), (6,), *[(3, 5)] * 3)
+    inputs = [wide, priors, *values]
+    ours, theirs = (
+        results(attend(wide[:, ::2], None, values, priors[::2], eps=EPS, impl=name), inputs)
+        for name in (impl, "reference")
+    )
+    assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
 def test_native_reads_rows_where_they_lie():
     queries, wide = leaves((1, 6), (4, 5, 16))
     sliced = [wide[..., :8], wide[..., 8:]]

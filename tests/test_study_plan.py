@@ -11,6 +11,7 @@ import torch
 
 from depthroute import config
 from depthroute.errors import ConfigError
+from depthroute.ops import resolve
 from depthroute.study.cells import Planned, overlay
 from depthroute.study.execute import at_a_time, environment
 from depthroute.study.plan import Contrast, Study, contrasts, plan_runs, read_study
@@ -284,7 +285,7 @@ def test_every_study_that_ships_can_be_planned_and_says_what_it_asks_and_takes(p
     # Where implementations are compared, both arms are given the same settings.
     assert bool(points) != bool(study.parity)
     for run in {run.cell: run for run in runs}.values():
-        assert built_impl(run, 1024) == ("reference" if run.config.impl == "auto" else run.config.impl)
+        assert built_impl(run, 1024) == resolve(run.config.impl)
     opening = path.read_text(encoding="utf-8").partition("question:")[0]
     for word in (
         "Question",

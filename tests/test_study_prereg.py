@@ -13,6 +13,7 @@ from depthroute import runs
 from depthroute.cli import study as commands
 from depthroute.data import Dataset, build
 from depthroute.errors import ConfigError, RunError
+from depthroute.ops import resolve
 from depthroute.study import prereg
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.prereg import PREREG
@@ -77,7 +78,7 @@ def test_a_plan_holds_all_that_decides_and_is_shown_with_its_power(
     assert "else equivalent, if it has a margin, its t interval does not exclude 0, and" in plan["decision_rule"]
     assert "Equivalence tests are not corrected for the number of contrasts" in plan["decision_rule"]
     assert "called nothing but equivalent or identical" in plan["decision_rule"]
-    assert plan["impl"] == "reference"
+    assert plan["impl"] == resolve("auto")
     assert plan["versions"]["torch"].startswith("2.")
     assert plan["tuning"]["grids"]["rd"] == {"optimizer.queries": [0.001, 0.003]}
     assert plan["power"]["smallest_exact_p"] == 0.5

@@ -110,8 +110,8 @@ def test_metrics_that_are_not_those_of_the_whole_run_are_named(
     shutil.copytree(study, tmp_path / "study")
     path = tmp_path / "study/runs/rd/size=S/8" / runs.METRICS
     events = runs.metrics(path.parent)
-    assert events[1]["event"] == "step"
-    for found in ([events[0], *events[2:]], [*events[:-1], {**events[-1], "step": 65}]):
+    without_a_step = [event for event in events if (event["event"], event["step"]) != ("step", 7)]
+    for found in (without_a_step, [*events[:-1], {**events[-1], "step": 65}]):
         path.write_bytes(b"".join(map(runs.encode, found)))
         with pytest.raises(RunError, match=r"metrics\.jsonl: is not that of 64 steps, each once and in order; delete"):
             collect(prereg, plan, tmp_path / "study")

@@ -6,6 +6,7 @@ Without them glibc hands every large tensor back to the system and asks for it a
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 ALLOCATOR: Mapping[str, str] = {
     "MALLOC_MMAP_MAX_": "0",
@@ -15,9 +16,13 @@ ALLOCATOR: Mapping[str, str] = {
 
 
 def with_allocator() -> None:
-    """Begin this process anew with glibc's variables, on Linux; those that are set stay as they are."""
+    """Begin the command anew with glibc's variables, on Linux; those that are set stay as they are.
+
+    A process of someone else's, which only calls the command's functions, is left as it is.
+    """
     missing = {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
-    if sys.platform == "linux" and missing:
+    ours = "depthroute" in (Path(word).name for word in sys.orig_argv)
+    if sys.platform == "linux" and missing and ours:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})

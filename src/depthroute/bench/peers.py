@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 Peer = Callable[[Tensor, Sequence[Tensor], float], Tensor]
 
@@ -23,21 +24,20 @@ def einsum(queries: Tensor, sources: Sequence[Tensor], eps: float) -> Tensor:
 
 def fast_attnres() -> Peer:
     attnres = importlib.import_module("attnres").attnres
-    return lambda query, sources, eps: attnres(torch.stack(list(sources)), query, eps=eps)
+    return lambda query, sources, eps: attnres(list(sources), query, eps=eps)
 
 
 def flash_linear_attention() -> Peer:
     naive = importlib.import_module("fla.ops.attnres.naive").naive_attnres
-    return lambda query, sources, eps: naive(query, list(sources), None, rms_eps=eps)
+    return lambda query, sources, eps: naive(query, list(sources), torch.ones_like(query), rms_eps=eps)
 
 
 def attn_res() -> Peer:
     operator = importlib.import_module("attn_res").AttnResOperator
 
     def read(query: Tensor, sources: Sequence[Tensor], eps: float) -> Tensor:
-        layer = operator(query.shape[-1], eps)
-        layer.query = query
-        return layer(torch.stack(list(sources)))
+        stacked = torch.stack(list(sources)).unsqueeze(1)  # it asks for [source, batch, token, width]
+        return functional_call(operator(query.shape[-1], eps), {"pseudo_query": query}, stacked).squeeze(0)
 
     return read
 
@@ -55,7 +55,8 @@ def installed() -> tuple[dict[str, Peer], dict[str, str]]:
     absent: dict[str, str] = {}
     for name, load in LOADERS.items():
         try:
-            found[f"{name} {version(name)}"] = load()
+            installed_version = version(name)
+            found[f"{name} {installed_version}"] = load()
         except PackageNotFoundError:
             absent[name] = "not installed"
         except (ImportError, AttributeError) as error:

@@ -271,8 +271,8 @@ def part(site_norm: nn.Module, sublayer: nn.Module, mixed: tuple[Tensor, ...], c
 @functools.cache
 def compiled_part() -> Callable[..., Output]:
     """One for all models: layers that are alike share its graphs. The compiler is not even imported before."""
-    # The annotations of torch.compile do not know this limit.
-    return cast(Any, torch).compile(part, recompile_limit=GRAPHS)
+    # A whole graph, or an error: beyond the limit it would compute uncompiled. The annotations do not know the limit.
+    return cast(Any, torch).compile(part, fullgraph=True, recompile_limit=GRAPHS)
 
 
 def norm(config: ModelConfig) -> nn.RMSNorm:

@@ -50,8 +50,8 @@ calls: Counter[str] = Counter()
 def resolve(impl: str, device: torch.device | None = None) -> str:
     """The implementation that `impl` stands for on a device (the default device unless given).
 
-    `auto` is what benchmarks/README.md measured to be fastest: on a CPU `native`, or `reference` where there is no C++
-    compiler; elsewhere `compiled`. ArgumentError if there is none of this name.
+    `auto` is `native` on a CPU, the fastest in benchmarks/README.md, or `reference` where there is no C++ compiler. On
+    a GPU, where nothing was measured yet, it is `compiled`. ArgumentError if there is none of this name.
     """
     if impl == "auto":
         kind = (device or torch.get_default_device()).type

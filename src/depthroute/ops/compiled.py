@@ -1,8 +1,8 @@
 """The depth read through torch.compile, for any device.
 
-Sources are read a few at a time, 8, 4, 2 or 1, each group going on from the read of the one before. So there are four
-graphs of each direction, however deep the model and however many sources it reads. Backward keeps references to the
-sources, the mixture and lse; weights are computed again, group by group:
+Sources are read a few at a time, 8, 4, 2 or 1, each group going on from the read of the one before. So a number of
+queries has at most eight graphs forward (a group is the first or not) and four backward, however deep the model is.
+Backward keeps references to the sources, the mixture and lse; weights are computed again:
 
     dz_i = a_i (dlse + < dmixed, v_i > - < dmixed, mixed >)
     dv_i = a_i dmixed,   dk_i = dz_i (q / rms(k_i) - z_i k_i / (rank rms(k_i)^2))
@@ -16,13 +16,14 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from depthroute.ops import reference
 from depthroute.ops.reference import compute_dtype
 from depthroute.ops.result import Attended
 
 GROUPS = (8, 4, 2, 1)
-# Of one function, at most: four groups, with a read before or none, of one to three queries, of two shapes.
+# Of one function, at most: eight, of one to four numbers of queries, of two shapes.
 GRAPHS = 64
 
 
@@ -76,6 +77,7 @@ class CompiledRead(torch.autograd.Function):
         return mixed, lse
 
     @staticmethod
+    @once_differentiable  # a second derivative is an error, not a wrong number
     def backward(ctx: Any, dmixed: Tensor, dlse: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors: list[Any] = [detached(tensor) for tensor in ctx.saved_tensors]
         query, prior, mixed_before, lse_before, mixed, lse, *sources = tensors
@@ -99,8 +101,8 @@ def detached(tensor: Tensor | None) -> Tensor | None:
 @functools.cache
 def graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled once; the compiler is not even imported before."""
-    # The annotations of torch.compile do not know this limit.
-    return cast(Any, torch).compile(function, recompile_limit=GRAPHS)
+    # A whole graph, or an error: beyond the limit it would compute uncompiled. The annotations do not know the limit.
+    return cast(Any, torch).compile(function, fullgraph=True, recompile_limit=GRAPHS)
 
 
 def groups(count: int) -> Iterator[slice]:

@@ -93,6 +93,12 @@ void mix(const T* weights, const T* const* rows, int64_t count, T* __restrict ou
     }
 }
 
+// The rows of one token lie far apart, too short for the processor to see where the next ones are.
+template <typename T>
+void fetch(const T* row, int64_t n) {
+    for (int64_t d = 0; d < n; d += kLanes<T>) __builtin_prefetch(row + d);
+}
+
 // y += c x
 template <typename T>
 void add(T c, const T* __restrict x, T* __restrict y, int64_t n) {
@@ -123,6 +129,7 @@ void forward(const Read<T>& r, T* mixed, T* lse, T* logit, T* scale) {
         for (int64_t q = 0; q < r.queries; ++q) with[q] = r.query + q * r.rank;
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < r.tokens; ++t) {
+            for (int64_t i = 0; i < r.sources && t + 1 < r.tokens; ++i) fetch(r.value[i][t + 1], r.width);
             for (int64_t i = 0; i < r.sources; ++i) {
                 const T* key = with[r.queries] = r.key[i][t];
                 dots(key, with.data(), r.queries + 1, r.rank, product.data());
@@ -176,6 +183,7 @@ void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, co
             T* prior_sum = prior_sums.data() + chunk * r.sources;
             const int64_t stop = r.tokens * (chunk + 1) / kChunks;
             for (int64_t t = r.tokens * chunk / kChunks; t < stop; ++t) {
+                for (int64_t i = 0; i < r.sources && t + 1 < stop; ++i) fetch(r.value[i][t + 1], r.width);
                 for (int64_t q = 0; q < r.queries; ++q) row[q] = g.mixed + (q * r.tokens + t) * r.width;
                 for (int64_t i = 0; i < r.sources; ++i)
                     dots(r.value[i][t], row.data(), r.queries, r.width, slope.data() + i * r.queries);

@@ -7,11 +7,12 @@ precision it keeps once more, in fp32. Gradients repeat to the bit, whatever the
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from depthroute.errors import ArgumentError
 from depthroute.ops import reference
@@ -41,15 +42,11 @@ def attend(
     with torch.autocast("cpu", enabled=False):
         query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
         if prior is not None:
-            prior = prior.to(dtype) if isinstance(prior, Tensor) else torch.tensor(prior, dtype=dtype)
-        mixed, lse = (
-            (None, None)
-            if before is None
-            else (
-                before.mixed.reshape(len(queries), -1, width).to(dtype),
-                before.lse.reshape(len(queries), -1).to(dtype),
-            )
-        )
+            prior = torch.as_tensor(prior, dtype=dtype).contiguous()
+        mixed, lse = None, None
+        if before is not None:
+            mixed = before.mixed.reshape(len(queries), -1, width).to(dtype).contiguous()
+            lse = before.lse.reshape(len(queries), -1).to(dtype).contiguous()
         sources = [rows(source.to(dtype)) for source in (*(keys or ()), *values)]
         arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
         if torch.compiler.is_compiling():
@@ -66,15 +63,6 @@ def rows(tensor: Float[Tensor, "*token width"]) -> Float[Tensor, "row width"]:
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
-class Saved(NamedTuple):
-    """What a backward pass needs of its forward pass besides the inputs."""
-
-    lse: Float[Tensor, "query row"]
-    logits: Float[Tensor, "query source row"]
-    scales: Float[Tensor, "source row"]
-    """1 / rms of the keys."""
-
-
 def forward(
     count: int,
     eps: float,
@@ -84,9 +72,12 @@ def forward(
     lse_before: Tensor | None,
     sources: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(mixed, *Saved). `sources` are the keys, if they are not part of the values, and then the `count` values."""
+    """(mixed, lse, logits `query source row`, scales `source row`), the last three for backward; scales are 1 / rms.
+
+    `sources` are the keys, if they are not part of the values, and then the `count` values.
+    """
     out = like_outputs(count, queries, sources)
-    inputs = (queries, prior, contiguous(mixed_before), contiguous(lse_before))
+    inputs = (queries, prior, mixed_before, lse_before)
     call(f"attend_{NAMES[queries.dtype]}", count, eps, inputs, sources, out)
     return out
 
@@ -110,7 +101,7 @@ def backward(
     of_rest = [None if tensor is None else next(given) for tensor in rest]
     of_sources = out[1 : 1 + len(sources)]
     of_keys = of_sources[:-count] or [None] * count
-    inputs = (queries, prior, contiguous(mixed_before), contiguous(lse_before))
+    inputs = (queries, prior, mixed_before, lse_before)
     inside = (*saved, mixed.contiguous(), lse.contiguous())
     outside = (out[0], *of_rest, *of_keys, *of_sources[-count:])
     call(f"gradients_{NAMES[queries.dtype]}", count, eps, inputs, sources, inside, outside)
@@ -144,10 +135,6 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
-
-
 def like_outputs(count: int, queries: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (token, width), query, new = sources[-1].shape, queries.shape[0], queries.new_empty
     return new((query, token, width)), new((query, token)), new((query, count, token)), new((count, token))
@@ -178,6 +165,7 @@ class NativeRead(torch.autograd.Function):
         return mixed, saved[0]
 
     @staticmethod
+    @once_differentiable  # a second derivative is an error, not a wrong number
     def backward(ctx: Any, mixed: Tensor, lse: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *inputs, of_sources = gradients(ctx, backward, mixed, lse)
         return (*inputs, *of_sources)
@@ -193,63 +181,20 @@ def gradients(ctx: Any, compute: Callable[..., list[Tensor]], mixed: Tensor, lse
     return None, None, out[0], *of_rest, out[1 : 1 + len(sources)]
 
 
-@torch.library.custom_op("depthroute::native_read", mutates_args=())
-def read_op(
-    count: int,
-    eps: float,
-    queries: Tensor,
-    prior: Tensor | None,
-    mixed_before: Tensor | None,
-    lse_before: Tensor | None,
-    sources: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`forward` for torch.compile, which cannot look inside."""
-    return forward(count, eps, queries, prior, mixed_before, lse_before, sources)
+# The same two functions as operators, for torch.compile, which cannot look inside.
+read_op = torch.library.custom_op("depthroute::native_read", forward, mutates_args=())
+gradients_op = torch.library.custom_op("depthroute::native_gradients", backward, mutates_args=())
 
 
 @read_op.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(
-    count: int,
-    eps: float,
-    queries: Tensor,
-    prior: Tensor | None,
-    mixed_before: Tensor | None,
-    lse_before: Tensor | None,
-    sources: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(count: int, eps: float, queries: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, sources = rest
     return like_outputs(count, queries, sources)
 
 
-@torch.library.custom_op("depthroute::native_gradients", mutates_args=())
-def gradients_op(
-    count: int,
-    eps: float,
-    queries: Tensor,
-    prior: Tensor | None,
-    mixed_before: Tensor | None,
-    lse_before: Tensor | None,
-    sources: Sequence[Tensor],
-    saved: Sequence[Tensor],
-    mixed: Tensor,
-    lse: Tensor,
-) -> list[Tensor]:
-    """`backward` for torch.compile."""
-    return backward(count, eps, queries, prior, mixed_before, lse_before, sources, saved, mixed, lse)
-
-
 @gradients_op.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(
-    count: int,
-    eps: float,
-    queries: Tensor,
-    prior: Tensor | None,
-    mixed_before: Tensor | None,
-    lse_before: Tensor | None,
-    sources: Sequence[Tensor],
-    saved: Sequence[Tensor],
-    mixed: Tensor,
-    lse: Tensor,
-) -> list[Tensor]:
+def _(count: int, eps: float, queries: Tensor, *rest: Any) -> list[Tensor]:
+    prior, mixed_before, lse_before, sources, *_ = rest
     return like_gradients(queries, sources, [prior, mixed_before, lse_before])
 
 

@@ -93,8 +93,11 @@ def equivalence_power(true_difference: float, margin: float, sd: float, n: int, 
     high = min(last, math.sqrt(float(gammainccinv(half, NEGLIGIBLE)) / half))
     if high <= low:
         return 0.0
-    # Around near / critical the claim goes from certain to hopeless; the integration must not step over it.
-    turns = [turn for turn in ((near + step) / critical for step in (-8.0, 0.0, 8.0)) if low < turn < high]
+    # Around near / critical the claim goes from certain to hopeless; the integration must not step over it. Nor can it
+    # take a piece that is no longer than rounding.
+    least = 1e-9 * high
+    places = ((near + step) / critical for step in (-8.0, 0.0, 8.0))
+    turns = [turn for turn in places if low + least < turn < high - least]
     total, _ = cast(tuple[float, float], quad(claimed, low, high, points=turns, epsabs=1e-9, epsrel=1e-9, limit=500))
     return min(max(total, 0.0), 1.0)
 

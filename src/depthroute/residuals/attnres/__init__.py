@@ -112,14 +112,14 @@ class AttentionResidual(Residual[State]):
     def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
         if site == 0:
             return state.values
-        read, visible = self.at(site), self.visible(state, site)
+        read = self.at(site)
         if not state.ahead:
-            return read(*visible)
+            return read(*self.visible(state, site))
         block = self.layout.block(site)
         before = state.ahead[site - block.start]
         if site == block.start:
             return read.feed(before.mixed)
-        return read(*visible.last(), before)
+        return read(*self.visible(state, site).last(), before)
 
     def at(self, site: int) -> Read:
         return cast(Read, self.reads[str(site)])
@@ -148,7 +148,7 @@ class AttentionResidual(Residual[State]):
         value: Float[Tensor, "*token width"],
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
-        dtype, opens = state.values[0].dtype, site in self.layout.opens
+        dtype, opens = state.values[0].dtype, site in self.opens
         values = with_output(state.values, (value.to(dtype),), opens)
         keys = with_output(state.keys, self.emit(key, dtype), opens)
         if site + 1 not in self.opens:
