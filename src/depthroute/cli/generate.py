@@ -32,7 +32,7 @@ def generate(
     from depthroute import runs
     from depthroute.errors import ArgumentError
 
-    runs.manifest(run)  # what is no run is found before torch is imported
+    runs.check_run(run)  # what is no run is found before torch is imported
     if prompt is None:
         if sys.stdin.isatty():
             raise ArgumentError("prompt: none given; use --prompt TEXT, or pipe a text into this command")
