@@ -114,7 +114,7 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(folder, expo
     target = tmp_path / "target"
     for arguments, message in [
         ((folder / "run", "--to", "hf", exported), "exists already; choose another directory"),
-        ((folder, "--to", "hf", target), "is not a run directory"),
+        ((folder / "data", "--to", "hf", target), "is not a run directory"),
         ((tmp_path / "nothing", "--to", "run", target), "no such directory"),
         ((folder / "run", "--to", "run", target), "no Hugging Face model (config.json is missing)"),
         ((foreign, "--to", "run", target), "a model of type 'llama'; only depthroute models become runs"),

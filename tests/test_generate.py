@@ -20,6 +20,7 @@ from depthroute.train.trained import load
 
 PROMPT = torch.tensor([1, 5, 2])
 GREEDY = Sampling(temperature=0)
+BYTES = Tokenizer(byte_json(), "bytes")
 
 
 def model():
@@ -74,20 +75,19 @@ def test_what_cannot_be_generated_is_said_before_anything_is_computed(prompt, to
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=6), st.lists(st.integers(0, 256), max_size=12))
 def test_streamed_pieces_are_the_decoded_text_whole_characters_or_not(prompt, ids):
-    tokenizer = Tokenizer(byte_json(), "bytes")
-    before = tokenizer.encode(prompt)
-    assert prompt + "".join(tokenizer.stream(before, ids)) == tokenizer.decode([*before, *ids])
+    before = BYTES.encode(prompt)
+    assert prompt + "".join(BYTES.stream(before, ids)) == BYTES.decode([*before, *ids])
 
 
 def test_a_streamed_character_comes_with_its_last_byte():
-    tokenizer, seen = Tokenizer(byte_json(), "bytes"), []
+    seen = []
 
     def ids():
-        for token in tokenizer.encode("aé😀"):
+        for token in BYTES.encode("aé😀"):
             seen.append(token)
             yield token
 
-    assert [(piece, len(seen)) for piece in tokenizer.stream([], ids())] == [("a", 1), ("é", 3), ("😀", 7)]
+    assert [(piece, len(seen)) for piece in BYTES.stream([], ids())] == [("a", 1), ("é", 3), ("😀", 7)]
 
 
 @pytest.fixture(scope="module")

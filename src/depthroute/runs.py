@@ -143,6 +143,13 @@ def manifest(run: Path) -> dict[str, Any]:
     return content
 
 
+def check_run(path: Path) -> None:
+    """RunError unless `path` is a run directory, whether its training has ended or not."""
+    if (path / "prereg.json").is_file():
+        raise RunError(f"{path}: is a study; name one of its runs, such as {path}/runs/ARM/SEED")
+    manifest(path)
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Every event of metrics.jsonl in order. A last line without its end is still being written, and is left out."""
     path = run / METRICS

@@ -21,7 +21,7 @@ def export(
     from depthroute.errors import RunError
 
     if to == "hf":
-        runs.manifest(source)  # what is no run is found before everything is imported
+        runs.check_run(source)  # what is no run is found before everything is imported
         from depthroute.interop.export import to_hf
 
         quiet()

@@ -32,7 +32,7 @@ def generate(
     from depthroute import runs
     from depthroute.errors import ArgumentError
 
-    runs.manifest(run)  # what is no run is found before torch is imported
+    runs.check_run(run)  # what is no run is found before torch is imported
     if prompt is None:
         if sys.stdin.isatty():
             raise ArgumentError("prompt: none given; use --prompt TEXT, or pipe a text into this command")
@@ -79,7 +79,7 @@ def generate(
         typer.echo(json.dumps(found | {"tokens_per_second": rate}, indent=2))
         return
     typer.echo()
-    trained = configuration_of(run)
-    beyond = trained is not None and len(ids) + len(chosen) > trained.length
-    note = f"; it was trained on windows of {trained.length} tokens, what goes beyond is a guess" if beyond else ""
+    trained, note = configuration_of(run), ""
+    if trained is not None and len(ids) + len(chosen) > trained.length:
+        note = f"; it was trained on windows of {trained.length} tokens, what goes beyond is a guess"
     typer.echo(f"{len(chosen)} tokens, {rate:,.0f} a second, until {stopped}{note}", err=True)

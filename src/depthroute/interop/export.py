@@ -43,6 +43,7 @@ def to_hf(run: Path, directory: Path, origin: Origin | None = None) -> None:
         eos_token=tokenizer.end_token,
         pad_token=tokenizer.end_token,
         padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
     aside = directory.with_name(f".{directory.name}.partial")

@@ -39,7 +39,8 @@ class DepthRouteConfig(PretrainedConfig):
         """Without `model` there is no architecture: transformers 4 makes such a config to look up its defaults."""
         self.impl, self.use_cache = impl, use_cache
         self.model = None if model is None else ModelConfig.parse(model, "model").model_dump(mode="json")
-        super().__init__(**others | {"tie_word_embeddings": self.model is not None and self.model["tied"]})
+        others["tie_word_embeddings"] = self.model is not None and self.model["tied"]
+        super().__init__(**others)
 
     @property
     def parsed(self) -> ModelConfig:
@@ -130,7 +131,8 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         """As in transformers, but RunError where a weight is missing, of another shape, or unknown to the model."""
         asked = options.pop("output_loading_info", False)
         options["output_loading_info"] = True
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        model, info = loaded
         for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
             if info[kind]:
                 names = ", ".join(map(str, sorted(info[kind])))
@@ -193,7 +195,8 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=num_items_in_batch
             )
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: kept})
+        cached: dict[str, Any] = {CACHE: kept}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **cached)
 
     def visible(
         self, slots: Int[Tensor, " token"], mask: Tensor | None, kept: "transformers.Cache | None"
@@ -202,8 +205,11 @@ class DepthRouteForCausalLM(PreTrainedModel, GenerationMixin):
         if kept is None and mask is None and not self.model.config.document_mask:
             return None  # all earlier tokens
         static = isinstance(kept, transformers.StaticCache)
-        past = 0 if kept is None or static else kept.get_seq_length()
-        keys = kept.layers[0].max_cache_len if static else past + len(slots)
+        if static:
+            layer: Any = kept.layers[0]
+            keys = layer.max_cache_len
+        else:
+            keys = len(slots) + (0 if kept is None else kept.get_seq_length())
         key = torch.arange(keys, device=slots.device)
         itself, earlier = key == slots[:, None], key < slots[:, None]
         if mask is None:

@@ -28,9 +28,7 @@ def load(run: Path, device: torch.device, impl: str = "auto") -> Trained:
 
 def check_finished(run: Path) -> None:
     """RunError unless the run has ended."""
-    if (run / "prereg.json").is_file():
-        raise RunError(f"{run}: is a study; name one of its runs, such as {run}/runs/ARM/SEED")
-    runs.manifest(run)
+    runs.check_run(run)
     if not runs.finished(run):
         raise RunError(f"{run}: has no final model yet; let its training end (if it was stopped, with --resume)")
 

@@ -44,7 +44,7 @@ class Read(nn.Module, ABC):
 
     def queries(self) -> Float[Tensor, "query rank"]:
         """One row a mixture."""
-        return torch.stack([self.get_parameter(name) for name in self.learned])
+        return torch.stack([getattr(self, name) for name in self.learned])
 
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
         """The tensors that the sublayer is fed: each route's mixture."""
