@@ -59,7 +59,8 @@ def logits(
     """The scores of a read alone. Each query is scored on its own, so that equal queries have equal bits."""
     inside = compute_dtype(keys[0])
     with torch.autocast(keys[0].device.type, enabled=False):
-        rows = [torch.cat([score(query, key.to(inside), eps) for query in queries.to(inside).split(1)]) for key in keys]
+        query, alone = queries.to(inside), range(len(queries))
+        rows = [torch.cat([score(query[[i]], key.to(inside), eps) for i in alone]) for key in keys]
         if prior is not None:
             rows = [row + prior[i] for i, row in enumerate(rows)]
         return torch.stack(rows, dim=1)
