@@ -13,6 +13,7 @@ import scipy.stats
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from depthroute.report.figures import MARKERS, Figure, canvas, fitted, loss_by_flops, rendered
 from depthroute.report.heatmap import heat_map
@@ -142,7 +143,7 @@ def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:
     found: list[Figure | None] = []
     for route in dict.fromkeys(row["route"] for row in every(groups, "reads")):
         for key, words, unit in (
-            ("effective", "Effective sources", "exp of entropy, mean over tokens"),
+            ("effective", "Effective sources", "exp of entropy"),
             ("query_norm", "Norm of queries", "gain folded in"),
             ("token_dependence", "Variance of weights between tokens", "share"),
         ):
@@ -204,6 +205,7 @@ def lines(groups: Sequence[Entry], name: str, title: str, unit: str, depth: str,
                 low, high = ([centre + sign * half for centre, half in summed] for sign in (-1, 1))
                 axes.vlines(xs, low, high, color=colour, linewidth=1.2)
             said.append(f"{group['label']} {min(middle):.3g} to {max(middle):.3g}")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel(depth)
         axes.set_ylabel(unit)
         drawing.legend(loc="outside lower left", ncols=2, handlelength=1.6, columnspacing=1.2)
