@@ -150,6 +150,9 @@ def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:
             curve = by_depth("reads", "site", key, route=route)
             name = f"{key.replace('_', '-')}-{route}"
             found.append(lines(groups, name, f"{words}, route {route}", unit, "site", curve))
+        shares = by_depth("distance", "distance", "share", route=route)
+        words = f"Share by distance, route {route}"
+        found.append(lines(groups, f"distance-{route}", words, "mean weight", "sources back from the newest", shares))
     for first, second in dict.fromkeys((row["first"], row["second"]) for row in every(groups, "divergence")):
         curve = by_depth("divergence", "site", "mean", first=first, second=second)
         words = f"Jensen-Shannon divergence of {first} and {second}"
