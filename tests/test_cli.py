@@ -23,17 +23,18 @@ def test_help_takes_less_than_half_a_second_of_processor_time_and_lists_the_comm
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert answer.returncode == 0
-    assert all(command in answer.stdout for command in ("demo", "train", "study", "eval", "data", "presets"))
+    assert all(
+        command in answer.stdout
+        for command in ("demo", "train", "study", "eval", "data", "cost", "inspect", "intervene", "presets")
+    )
     assert statistics.median(seconds) < 0.5
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["study", "run"], ["train"], ["eval"], ["data"], ["generate"], ["export"], ["bench"]], ids=str
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["study", "run", "--help"], ["train", "--help"], ["data", "--help"]])
 def test_help_imports_no_torch(arguments):
     code = f"""
 import sys
-sys.argv = ["depthroute", *{arguments!r}, "--help"]
+sys.argv = ["depthroute", *{arguments!r}]
 from depthroute.cli import main
 try:
     main()

@@ -1,7 +1,6 @@
 """What a model costs, against the published percentages, torch's own counter and an executed read."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from networks import ADDITIVE, EVERY, attnres, config, describe, initial
 from torch.utils.flop_counter import FlopCounterMode
 
-from depthroute import presets
+from depthroute import cli, presets
 from depthroute.errors import ArgumentError, RunError
 from depthroute.model.cost import cost, forward_flops, training_flops
 from depthroute.model.sublayers import Attention
@@ -210,15 +209,24 @@ def test_how_a_cost_is_counted_is_no_reason_to_refuse_a_resume(tmp_path):
         compare(tmp_path, {"impl": "x"}, {"impl": "y", "cost": {"length": 1}})
 
 
-def depthroute(*arguments):
-    return subprocess.run([sys.executable, "-m", "depthroute", "cost", *arguments], capture_output=True, text=True)
+@pytest.fixture
+def user(monkeypatch, capsys, as_a_user):
+    """Someone who types `depthroute cost`: exit code, stdout and stderr."""
+
+    def types(*arguments):
+        monkeypatch.setattr(sys, "argv", ["depthroute", "cost", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return (stop.value.code or 0, *capsys.readouterr())
+
+    return types
 
 
-def test_the_command_prints_one_table_of_several_presets_and_the_same_numbers_as_json():
+def test_the_command_prints_one_table_of_several_presets_and_the_same_numbers_as_json(user):
     names = ("prenorm", "attnres-full", "rd", "rd-plr")
-    table = depthroute(*names).stdout
+    _, table, _ = user(*names)
     assert [line.split()[0] for line in table.splitlines()[2:]] == list(names)
-    found = json.loads(depthroute(*names, "--json").stdout)
+    found = json.loads(user(*names, "--json")[1])
     assert found["rd-plr"]["parameters"]["total"] == 516_632_800
     assert f"{found['rd-plr']['added_percent']:.4f}" == "1.0998"
     assert "1.0998" in table
@@ -236,7 +244,7 @@ def test_the_command_prints_one_table_of_several_presets_and_the_same_numbers_as
     ],
     ids=str,
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, message):
-    answer = depthroute(*arguments)
-    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
-    assert answer.stderr.startswith(f"error: {message}")
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, user):
+    code, out, err = user(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {message}")

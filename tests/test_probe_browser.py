@@ -79,7 +79,7 @@ def test_the_page_is_whole_and_asks_for_nothing(study, tab, width):
     assert tab.evaluate("document.querySelector('h1').textContent") == "Depth reads of <a> & study"
     assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     assert tab.evaluate(
-        "[...document.querySelectorAll('figure svg')].every(s => s.getBoundingClientRect().height > 80)"
+        "[...document.querySelectorAll('figure svg')].every(s => s.getBoundingClientRect().height > 45)"
     )
     assert tab.evaluate(SMALLEST_TEXT) >= 9
     assert "prenorm: its residual exposes no depth weights" in tab.evaluate("document.body.innerText")

@@ -31,7 +31,8 @@ SWAP = Take("swap qk and v", {"qk": "v", "v": "qk"})
 
 
 def changed(model, intervention, sites=EVERYWHERE):
-    with torch.no_grad(), intervened(model, intervention, sites):
+    at = frozenset(site for site in sites if intervention.applies(model.residual.labels(site)))
+    with torch.no_grad(), intervened(model, intervention, at):
         return model(tokens())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -29,6 +29,7 @@ def test_routes_without_a_common_source_diverge_by_log_2_and_equal_ones_by_nothi
     assert measures.jensen_shannon(EVEN, EVEN).item() == 0
 
 
+@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(0, 2**32 - 1))
 def test_the_divergence_is_symmetric_and_between_0_and_log_2(sources, seed):
     first, second = torch.randn(2, sources, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).softmax(
@@ -55,6 +56,7 @@ def test_participation_counts_the_coordinates_that_a_query_uses():
     assert measures.participation(queries) == [1, 4, None]
 
 
+@settings(deadline=None)
 @given(arrays.arrays(np.float64, st.integers(2, 12), elements=st.floats(-5, 5)), st.integers(1, 9))
 def test_with_documents_of_one_length_the_interval_is_the_t_interval_of_their_means(means, length):
     found = measures.over_documents(means * length, np.full(len(means), length))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from depthroute.model.cost import part_of
 from depthroute.model.transformer import Transformer
+from depthroute.probe.likelihood import token_nll
 from depthroute.probe.subject import Tokens
 
 
@@ -25,7 +25,7 @@ def gradient_norms(
     tokens = 0
     for batch in batches:
         logits = model(batch.tokens, batch.documents if model.config.document_mask else None)
-        nll = cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), reduction="sum")
+        nll = token_nll(logits, batch.targets).sum()
         found = torch.autograd.grad(nll, list(named.values()), allow_unused=True)
         for name, gradient in zip(named, found, strict=True):
             if gradient is not None:

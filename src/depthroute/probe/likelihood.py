@@ -35,7 +35,8 @@ def likelihood(model: Transformer, batches: Iterable[Tokens], documents: int) ->
 def token_nll(
     logits: Float[Tensor, "batch token vocab"], targets: Int[Tensor, "batch token"]
 ) -> Float[Tensor, "batch token"]:
-    inside = logits.double()
+    """In fp32, or fp64 for logits in fp64: what sums them up is fp64."""
+    inside = logits if logits.dtype == torch.float64 else logits.float()
     return inside.logsumexp(-1) - inside.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 

@@ -40,10 +40,13 @@ def jensen_shannon(first: Float[Tensor, "*any source"], second: Float[Tensor, "*
 def token_dependence(
     mean: Float[Tensor, "*any source"], of_squares: Float[Tensor, "*any source"]
 ) -> list[float | None]:
-    """From the token means of the weights and of their squares; None for a read that is uniform at every token."""
+    """From the token means of the weights and of their squares; None for a read that is uniform at every token.
+
+    Uniform is what departs from 1 / S by less than a millionth: a softmax in fp32 rounds by more than nothing.
+    """
     between = (of_squares - mean.square()).clamp_min(0).sum(-1)
     lasting = (mean - 1 / mean.shape[-1]).square().sum(-1)
-    return [(b / (b + c)).item() if b + c > 1e-18 else None for b, c in zip(between, lasting, strict=True)]
+    return [(b / (b + c)).item() if b + c > 1e-12 else None for b, c in zip(between, lasting, strict=True)]
 
 
 def participation(query: Float[Tensor, "*any rank"]) -> list[float | None]:

@@ -139,10 +139,21 @@ class Tracer(Observer):
     def empty(self, reading: Reading) -> Sums:
         routes, sources = len(reading.queries), len(reading.values)
         pairs = list(itertools.combinations(range(routes), 2))
-        by_source, by_route = (routes, sources), (routes,)
-        zeros = [torch.zeros(shape, dtype=torch.float64) for shape in (by_source, by_source, *[by_route] * 3, sources)]
-        divergence = np.zeros((len(self.counts), len(pairs)))
-        return Sums(*zeros, queries=reading.queries.double().cpu(), pairs=pairs, divergence=divergence)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64)
+
+        return Sums(
+            weights=zeros(routes, sources),
+            squares=zeros(routes, sources),
+            entropy=zeros(routes),
+            exp_entropy=zeros(routes),
+            effective=zeros(routes),
+            source_rms=zeros(sources),
+            queries=reading.queries.double().cpu(),
+            pairs=pairs,
+            divergence=np.zeros((len(self.counts), len(pairs))),
+        )
 
     def finish(self) -> Traced:
         """All tables. ArgumentError if nothing was traced."""

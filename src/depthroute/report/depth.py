@@ -13,6 +13,7 @@ import scipy.stats
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from depthroute.report.figures import MARKERS, Figure, canvas, fitted, loss_by_flops, rendered
 from depthroute.report.heatmap import heat_map
@@ -22,7 +23,7 @@ from depthroute.report.tables import NONE, Table, minus
 from depthroute.study.seal import write_file
 
 Entry = Mapping[str, Any]
-Curve = Callable[[Entry], dict[float, float]]
+Curve = Callable[[Entry], dict[int, float]]
 PAGE = "inspect.html"
 
 
@@ -139,32 +140,30 @@ def short(source: str) -> str:
 
 def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:
     """Everything by depth, a line a group."""
-
-    def of(table: str, key: str, part: str | None = None, route: str | None = None) -> Curve:
-        def curve(run: Entry) -> dict[float, float]:
-            rows = [row for row in run["tables"][table] if part in (None, row.get("part"))]
-            rows = [row for row in rows if route in (None, row.get("route"))]
-            at = "layer" if table == "gradients" else "site"
-            return {row[at]: row[key] for row in rows if row[at] is not None and row[key] is not None}
-
-        return curve
-
-    reads = [row for group in groups for run in group["runs"] for row in run["tables"]["reads"]]
     found: list[Figure | None] = []
-    for route in dict.fromkeys(row["route"] for row in reads):
-        words = f"Effective sources, route {route}"
-        curve = of("reads", "effective", route=route)
-        found.append(lines(groups, f"effective-{route}", words, "exp of entropy, mean over tokens", "site", curve))
-    found.append(lines(groups, "divergence", "Jensen-Shannon of routes", "nats", "site", of("divergence", "mean")))
-    norms = of("reads", "query_norm")
-    found.append(lines(groups, "queries", "Norms of queries", "gain folded in", "site", norms))
-    dependence = of("reads", "token_dependence")
-    found.append(lines(groups, "tokens", "Variance of weights between tokens", "share", "site", dependence))
+    for route in dict.fromkeys(row["route"] for row in every(groups, "reads")):
+        for key, words, unit in (
+            ("effective", "Effective sources", "exp of entropy"),
+            ("query_norm", "Norm of queries", "gain folded in"),
+            ("token_dependence", "Variance of weights between tokens", "share"),
+        ):
+            curve = by_depth("reads", "site", key, route=route)
+            name = f"{key.replace('_', '-')}-{route}"
+            found.append(lines(groups, name, f"{words}, route {route}", unit, "site", curve))
+        shares = by_depth("distance", "distance", "share", route=route)
+        words = f"Share by distance, route {route}"
+        found.append(lines(groups, f"distance-{route}", words, "mean weight", "sources back from the newest", shares))
+    for first, second in dict.fromkeys((row["first"], row["second"]) for row in every(groups, "divergence")):
+        curve = by_depth("divergence", "site", "mean", first=first, second=second)
+        words = f"Jensen-Shannon divergence of {first} and {second}"
+        found.append(lines(groups, f"divergence-{first}-{second}", words, "nats, mean over tokens", "site", curve))
     for key, words in (("mixture_rms", "RMS of mixtures"), ("output_rms", "RMS of sublayer outputs")):
-        found.append(lines(groups, key.replace("_", "-"), words, "mean over tokens", "site", of("depth", key)))
+        curve = by_depth("depth", "site", key)
+        found.append(lines(groups, key.replace("_", "-"), words, "mean over tokens", "site", curve))
     for part in ("attention", "mlp", "depth reads"):
-        words, curve = f"Gradient norm, {part}", of("gradients", "norm", part)
-        found.append(lines(groups, f"gradients-{part.replace(' ', '-')}", words, "of the mean NLL", "layer", curve))
+        curve = by_depth("gradients", "layer", "norm", part=part)
+        name, words = f"gradients-{part.replace(' ', '-')}", f"Gradient norm, {part}"
+        found.append(lines(groups, name, words, "of the mean NLL", "layer", curve))
     points = {
         group["label"]: [(run["added_percent"], run["final"]["validation"]) for run in group["runs"]]
         for group in groups
@@ -174,10 +173,24 @@ def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:
     return found
 
 
+def every(groups: Sequence[Entry], table: str) -> list[Entry]:
+    return [row for group in groups for run in group["runs"] for row in run["tables"][table]]
+
+
+def by_depth(table: str, depth: str, key: str, **where: str) -> Curve:
+    """From a run to the numbers `key` of those rows of a table that are as `where` says, by site or layer."""
+
+    def curve(run: Entry) -> dict[int, float]:
+        rows = [row for row in run["tables"][table] if all(row[field] == value for field, value in where.items())]
+        return {row[depth]: row[key] for row in rows if row[depth] is not None and row[key] is not None}
+
+    return curve
+
+
 def lines(groups: Sequence[Entry], name: str, title: str, unit: str, depth: str, curve: Curve) -> Figure | None:
     """A measure by depth, a line a group; None where no group has it."""
     drawn = [(index, group, [curve(run) for run in group["runs"]]) for index, group in enumerate(groups)]
-    drawn = [(index, group, found) for index, group, found in drawn if found[0]]
+    drawn = [(index, group, found) for index, group, found in drawn if all(found)]
     if not drawn:
         return None
     with canvas(205 + 15 * -(-len(drawn) // 2)) as drawing:
@@ -195,6 +208,7 @@ def lines(groups: Sequence[Entry], name: str, title: str, unit: str, depth: str,
                 low, high = ([centre + sign * half for centre, half in summed] for sign in (-1, 1))
                 axes.vlines(xs, low, high, color=colour, linewidth=1.2)
             said.append(f"{group['label']} {min(middle):.3g} to {max(middle):.3g}")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel(depth)
         axes.set_ylabel(unit)
         drawing.legend(loc="outside lower left", ncols=2, handlelength=1.6, columnspacing=1.2)
