@@ -9,7 +9,7 @@ tolerance is part of the plan.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def pass_gate(
     if found is None or found["plan"] != plan["digest"]:
         cells = {run.cell: run for run in runs if not run.replicate}
         say(f"parity: {len(cells)} configurations are measured against fp64, forward and in every gradient")
-        tolerance = study.parity.tolerance
+        tolerance: dict[str, float] = {**study.parity.tolerance}
         body = {"plan": plan["digest"], "tolerance": tolerance, "entries": entries(cells, plan["impl"], tolerance)}
         found = seal.sealed({"format": FORMAT, **body})
         seal.write(directory / PARITY, found)
@@ -110,7 +110,7 @@ def farthest(entry: Mapping[str, Any]) -> float:
 
 
 @contextmanager
-def threads(number: int | None) -> Iterator[None]:
+def threads(number: int | None) -> Generator[None]:
     """Compute with as many threads as a run will have."""
     before = torch.get_num_threads()
     if number is not None:
