@@ -107,7 +107,7 @@ def test_terminal_plan_page_and_tables_show_every_crossing(study) -> None:
         preview(prereg).split()
     )
     html = page.write(*page.read(directory), directory).read_text()
-    rows = list(csv.DictReader((directory / "tables/crossings.csv").open()))
+    rows = list(csv.DictReader((directory / "tables/crossings.csv").read_text().splitlines()))
     assert len(rows) == 12 * len(SEEDS)
     for crossing in results["crossings"]:
         assert crossing["words"].partition(": ")[0] in html

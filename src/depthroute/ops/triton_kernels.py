@@ -1,4 +1,5 @@
-# type: ignore  (what a kernel is written in is Triton's language, of which Python's checkers know nothing)
+# type: ignore
+# What a kernel is written in is Triton's language, of which Python's checkers know nothing.
 """The kernels of the read, in the words of `reference.py`; docs/kernels.md derives them.
 
 A program reads a run of tokens, one after another, and at each token all sources, one after another. It holds the whole

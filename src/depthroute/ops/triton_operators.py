@@ -1,4 +1,5 @@
-# pyright: reportUnknownMemberType=false  (torch.library leaves the types of its registrations open)
+# torch.library leaves the types of its registrations open.
+# pyright: reportUnknownMemberType=false
 """The read as custom operators of torch, each with its gradient, so that compiling and checkpointing see one node.
 
     depthroute::read    folded queries, sources -> mixed, lse, and per-token numbers for backward
