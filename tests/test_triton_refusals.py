@@ -28,6 +28,7 @@ def test_what_cannot_run_here_is_one_line_that_says_what_to_do(monkeypatch):
     monkeypatch.delitem(sys.modules, "depthroute.ops.triton_operators")
     monkeypatch.delitem(sys.modules, "depthroute.ops.triton_kernels")
     monkeypatch.delattr("depthroute.ops.triton_operators")
+    monkeypatch.delattr("depthroute.ops.triton_kernels")
     with pytest.raises(ArgumentError, match=r"not installed; pip install 'depthroute\[kernels\]'"):
         attend(queries, None, values, eps=EPS, impl="triton")
 

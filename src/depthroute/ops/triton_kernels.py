@@ -1,3 +1,5 @@
+# type: ignore
+# What a kernel is written in is Triton's language, of which Python's checkers know nothing.
 """The kernels of the read, in the words of `reference.py`; docs/kernels.md derives them.
 
 A program reads a run of tokens, one after another, and at each token all sources, one after another. It holds the whole
@@ -17,9 +19,11 @@ Triton compiles a kernel from its source and its module's names, which the wrapp
 
 from typing import no_type_check
 
+import torch
 import triton
 import triton.language as tl
 
+TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether the kernels below were made for Triton's interpreter, which runs them on a CPU."""
 SIZES = ["tokens", "sources", "all_queries", "rows"]

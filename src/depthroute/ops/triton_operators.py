@@ -1,3 +1,5 @@
+# torch.library leaves the types of its registrations open.
+# pyright: reportUnknownMemberType=false
 """The read as custom operators of torch, each with its gradient, so that compiling and checkpointing see one node.
 
     depthroute::read    folded queries, sources -> mixed, lse, and per-token numbers for backward
@@ -13,12 +15,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops import triton_kernels as kernels
+from depthroute.ops import triton_kernels
 
+kernels: Any = triton_kernels
 TOKENS = 8
 """Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
 QUERIES, ACCUMULATORS, PER_WARP = 4, 16384, 1024
@@ -27,14 +28,7 @@ ALIGNMENT = 16
 ADDRESSES = 64
 """Tensors that one launch can note the addresses of, well below the limit on a kernel's arguments."""
 ROW_TILE, COLUMN_TILE = 16, 128
-INTERPRETED = kernels.INTERPRETED
-
-LANGUAGE = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-}
+INTERPRETED: bool = kernels.INTERPRETED
 
 
 class Tiles(NamedTuple):
@@ -47,9 +41,14 @@ class Tiles(NamedTuple):
     warps: int
 
 
+def power_of_two(number: int) -> int:
+    """The least that is not below."""
+    return 1 << (number - 1).bit_length()
+
+
 def tiles(width: int, rank: int, queries: int) -> Tiles:
-    width_tile, key_tile = triton.next_power_of_2(width), triton.next_power_of_2(rank)
-    query_tile = min(triton.next_power_of_2(queries), QUERIES, max(1, ACCUMULATORS // width_tile))
+    width_tile, key_tile = power_of_two(width), power_of_two(rank)
+    query_tile = min(power_of_two(queries), QUERIES, max(1, ACCUMULATORS // width_tile))
     return Tiles(width_tile, key_tile, query_tile, min(8, max(1, query_tile * width_tile // PER_WARP)))
 
 
@@ -102,7 +101,7 @@ def read(
         key_table = Table.of(keys) if keys else table
         for first in range(0, queries, size.queries):
             some = slice(first, first + size.queries)
-            kernels.attend_kernel[(triton.cdiv(tokens, TOKENS),)](
+            kernels.attend_kernel[(-(-tokens // TOKENS),)](
                 table.rows,
                 key_table.rows,
                 folded[some],
@@ -122,8 +121,8 @@ def read(
                 PRIOR=prior is not None,
                 EPS=eps,
                 NORM_EPS=norm_eps,
-                DTYPE=LANGUAGE[mixed.dtype],
-                INSIDE=LANGUAGE[lse.dtype],
+                DTYPE=kernels.TYPES[mixed.dtype],
+                INSIDE=kernels.TYPES[lse.dtype],
                 ALIGNMENT=min(table.alignment, key_table.alignment),
                 TOKENS=TOKENS,
                 WIDTH_TILE=size.width,
@@ -134,7 +133,6 @@ def read(
     return mixed, lse, scores, scales, norms
 
 
-@read.register_fake
 def room_for_read(
     folded: Tensor,
     keys: Sequence[Tensor],
@@ -180,7 +178,7 @@ def read_backward(
     key_grads = [torch.empty(key.shape, dtype=dtype, device=key.device) for key in keys]
     logit_grads = torch.empty_like(scores) if prior is not None else None
     folded_grad = torch.empty_like(folded)
-    programs = triton.cdiv(tokens, TOKENS)
+    programs = -(-tokens // TOKENS)
     with torch.cuda.device_of(folded):
         table, grad_table = Table.of(values), Table.of(value_grads)
         key_table, key_grad_table = (Table.of(keys), Table.of(key_grads)) if keys else (table, grad_table)
@@ -215,9 +213,9 @@ def read_backward(
                 LSE_GRAD=lse_grad is not None,
                 NORMED=normed,
                 ADD=first > 0,
-                DTYPE=LANGUAGE[mixed.dtype],
-                GRAD_DTYPE=LANGUAGE[dtype],
-                INSIDE=LANGUAGE[lse.dtype],
+                DTYPE=kernels.TYPES[mixed.dtype],
+                GRAD_DTYPE=kernels.TYPES[dtype],
+                INSIDE=kernels.TYPES[lse.dtype],
                 ALIGNMENT=min(table.alignment, key_table.alignment),
                 GRAD_ALIGNMENT=min(grad_table.alignment, key_grad_table.alignment),
                 TOKENS=TOKENS,
@@ -226,7 +224,7 @@ def read_backward(
                 QUERY_TILE=size.queries,
                 num_warps=size.warps,
             )
-            kernels.sum_kernel[(triton.cdiv(count * rank, COLUMN_TILE),)](
+            kernels.sum_kernel[(-(-(count * rank) // COLUMN_TILE),)](
                 query_sums, folded_grad[some], programs, count * rank, ROW_TILE=ROW_TILE, COLUMN_TILE=COLUMN_TILE
             )
     prior_grad = folded.new_empty(0)
@@ -238,7 +236,6 @@ def read_backward(
     return folded_grad, key_grads, value_grads, prior_grad
 
 
-@read_backward.register_fake
 def room_for_read_backward(
     folded: Tensor,
     keys: Sequence[Tensor],
@@ -272,6 +269,8 @@ def differentiate_read(ctx: Any, mixed_grad: Tensor | None, lse_grad: Tensor | N
     return folded_grad, key_grads, value_grads, None if prior is None else prior_grad, None, None
 
 
+read.register_fake(room_for_read)
+read_backward.register_fake(room_for_read_backward)
 read.register_autograd(differentiate_read, setup_context=keep_read)
 
 
@@ -282,7 +281,7 @@ def join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -
     width, rows = first.shape[-1], lse.numel()
     size = tiles(width, width, 1)
     with torch.cuda.device_of(first):
-        kernels.merge_kernel[(triton.cdiv(rows, TOKENS),)](
+        kernels.merge_kernel[(-(-rows // TOKENS),)](
             first,
             second,
             first_lse,
@@ -291,7 +290,7 @@ def join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -
             lse,
             rows,
             WIDTH=width,
-            INSIDE=LANGUAGE[lse.dtype],
+            INSIDE=kernels.TYPES[lse.dtype],
             TOKENS=TOKENS,
             WIDTH_TILE=size.width,
             num_warps=size.warps,
@@ -299,7 +298,6 @@ def join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -
     return mixed, lse
 
 
-@join.register_fake
 def room_for_join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
     return first.new_empty(first.shape), first_lse.new_empty(first_lse.shape)
 
@@ -312,7 +310,7 @@ def join_backward(
     width, rows = first.shape[-1], first_lse.numel()
     size = tiles(width, width, 1)
     with torch.cuda.device_of(first):
-        kernels.merge_backward_kernel[(triton.cdiv(rows, TOKENS),)](
+        kernels.merge_backward_kernel[(-(-rows // TOKENS),)](
             first,
             second,
             first_lse,
@@ -322,7 +320,7 @@ def join_backward(
             *grads,
             rows,
             WIDTH=width,
-            INSIDE=LANGUAGE[first_lse.dtype],
+            INSIDE=kernels.TYPES[first_lse.dtype],
             TOKENS=TOKENS,
             WIDTH_TILE=size.width,
             num_warps=size.warps,
@@ -330,7 +328,6 @@ def join_backward(
     return grads
 
 
-@join_backward.register_fake
 def room_for_join_backward(
     first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor, mixed_grad: Tensor, lse_grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -347,4 +344,6 @@ def differentiate_join(ctx: Any, mixed_grad: Tensor, lse_grad: Tensor) -> tuple[
     return join_backward(*ctx.saved_tensors, mixed_grad.contiguous(), lse_grad.contiguous())
 
 
+join.register_fake(room_for_join)
+join_backward.register_fake(room_for_join_backward)
 join.register_autograd(differentiate_join, setup_context=keep_join)
