@@ -69,9 +69,9 @@ def test_every_run_of_a_study_is_evaluated_as_alone_and_its_arms_in_pairs(folder
     text = folder / "other.txt"
     text.write_text("depth route layer source query\nblock value mixed token site depth\n" * 40)
     evaluator = Texts(domains([f"other={text}"], "text"))
-    found = study.evaluate(folder / "whole", folder / "data", evaluator, silent, silent)
+    found = study.evaluate(folder / "whole", evaluator, silent, silent)
     assert {(run["arm"], run["seed"]) for run in found["runs"]} == {(a, s) for a in ("prenorm", "rd") for s in (1, 3)}
-    with opened(folder / "whole/runs/rd/3", folder / "data") as run:
+    with opened(folder / "whole/runs/rd/3") as run:
         (alone,) = evaluator.evaluate(run, silent)["domains"]
     (inside,) = next(run for run in found["runs"] if (run["arm"], run["seed"]) == ("rd", 3))["domains"]
     assert inside == alone
@@ -91,7 +91,7 @@ def test_a_study_is_evaluated_from_the_command_line_and_says_what_it_left_out(fo
     shutil.copytree(folder / "whole", tmp_path / "part")
     (tmp_path / "part/runs/rd/1/model/model.safetensors").unlink()
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": f"depth route {n}"}) + "\n" for n in range(3)))
-    done = depthroute("eval", "part", "--data", folder / "data", "--text", "x.jsonl", cwd=tmp_path)
+    done = depthroute("eval", "part", "--text", "x.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "x.jsonl, nats a token, minus the other arm's at the same seed" in done.stdout
     assert "left out:\n  rd seed 1: interrupted" in done.stdout

@@ -96,13 +96,13 @@ def test_a_run_is_evaluated_on_files_and_named_domains(folder, tmp_path):
     words = ["a.txt", "b.txt", "--text", "rows=x.jsonl"]
     shutil.copy(folder / "1.txt", tmp_path / "a.txt")
     shutil.copy(folder / "2.txt", tmp_path / "b.txt")
-    command = ["eval", folder / "run", "--data", folder / "data", "--field", "body", "--text", *words]
+    command = ["eval", folder / "run", "--field", "body", "--text", *words]
     found = json.loads(depthroute(*command, "--json", cwd=tmp_path).stdout)
     by_name = {domain["domain"]: domain for domain in found["domains"]}
     assert set(by_name) == {"a.txt", "b.txt", "rows"}
     assert (found["length"], found["precision"], found["device"], found["level"]) == (16, "fp32", "cpu", 0.95)
 
-    with opened(folder / "run", folder / "data") as run:
+    with opened(folder / "run") as run:
         ids = {name: run.tokenizer.encode((tmp_path / name).read_text()) for name in ("a.txt", "b.txt")}
         nats = dict(zip(ids, run.scorer.nats(ids.values()), strict=True))
     for name in ids:
@@ -124,7 +124,7 @@ def test_a_run_is_evaluated_on_files_and_named_domains(folder, tmp_path):
 
 
 def test_files_under_one_name_are_one_domain_and_each_a_document(folder):
-    with opened(folder / "run", folder / "data") as run:
+    with opened(folder / "run") as run:
         together = Texts(domains([f"all={folder}/1.txt", f"all={folder}/2.txt"], "text"))
         (both,) = together.evaluate(run, lambda *_: None)["domains"]
         apart = Texts(domains([f"{folder}/1.txt", f"{folder}/2.txt"], "text")).evaluate(run, lambda *_: None)["domains"]
@@ -186,12 +186,13 @@ def test_tasks_without_the_harness_are_one_line_that_says_how_to_get_it(monkeypa
         importlib.import_module("depthroute.evaluation.harness")
 
 
-def test_a_directory_that_is_no_run_or_a_data_root_without_the_tokenizer_is_one_line(folder, tmp_path):
+def test_a_directory_that_is_no_run_or_lacks_its_tokenizer_is_one_line(folder, tmp_path):
     (tmp_path / "a.txt").write_text("text")
     wrong = depthroute("eval", tmp_path, "--text", "a.txt", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "is neither a run nor a study" in wrong.stderr
-    lost = depthroute("eval", folder / "run", "--text", "a.txt", cwd=tmp_path)
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (tmp_path / "run/tokenizer.json").unlink()
+    lost = depthroute("eval", "run", "--text", "a.txt", cwd=tmp_path)
     assert (lost.returncode, lost.stderr.count("\n")) == (2, 1)
-    assert "data: holds no data set with the tokenizer of" in lost.stderr
-    assert f"depthroute data build {folder / 'run'}/config.yaml --data data" in lost.stderr
+    assert "run/tokenizer.json: missing; copy the tokenizer.json of the data set" in lost.stderr

@@ -111,16 +111,16 @@ def refused(code: int, out: str, err: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["inspect", "intervene"])
-def test_bad_input_is_one_line_and_nothing_is_written(command, user, trained, tmp_path, monkeypatch):
+def test_bad_input_is_one_line_and_nothing_is_written(command, user, trained, tmp_path):
     def said(*arguments: object) -> str:
         return refused(*user(command, *arguments))
 
-    assert "rd is a preset, which has no weights; train it first" in said("rd")
-    assert "nowhere: no such run directory" in said("nowhere")
+    assert "rd: is a preset, which has no weights; train it first" in said("rd")
+    assert "nowhere is not a run directory" in said("nowhere")
     unfinished = tmp_path / "unfinished"
     shutil.copytree(trained / RD, unfinished)
     shutil.rmtree(unfinished / "model")
-    assert "has no final model: the run has not ended" in said(unfinished)
+    assert "has no final model yet; let its training end" in said(unfinished)
     (tmp_path / "short.txt").write_text("too short")
     assert "one window of length 64 needs 65" in said(RD, "--text", tmp_path / "short.txt")
     (tmp_path / "empty.txt").write_text("\n")
@@ -130,15 +130,10 @@ def test_bad_input_is_one_line_and_nothing_is_written(command, user, trained, tm
     assert "has no such set (choices: validation)" in said(RD, "--held-out", "books")
     assert "does not hold the data that whole/runs/rd/1 was trained on" in said(RD, "--data", tmp_path)
     other = tmp_path / "other"
-    (other / "texts").mkdir(parents=True)
-    for name in "abc":
-        (other / f"texts/{name}.txt").write_text(name * 400)
-    (other / "bpe.yaml").write_text("data: {corpus: {files: ['texts/*.txt']}, tokenizer: {bpe: 258}}")
-    monkeypatch.chdir(other)
-    assert user("data", "build", "bpe.yaml")[0] == 0
-    monkeypatch.chdir(trained)
-    message = said(RD, "--text", trained / "text.txt", "--data", other / "data")
-    assert "holds only data sets with another tokenizer; text is read in the tokens of whole/runs/rd/1" in message
+    shutil.copytree(trained / RD, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    (other / "tokenizer.json").write_text(json.dumps({**tokenizer, "version": "2.0"}))
+    assert "not the tokenizer of this run" in said(other, "--text", trained / "text.txt")
     assert not (trained / RD / "inspect").exists()
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from depthroute.cli.options import DataRoot, Json
+from depthroute.cli.options import Json
 
 
 def evaluate(
@@ -32,7 +32,6 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most so many documents of a task.", show_default="all")
     ] = None,
-    data: DataRoot = Path("data"),
     as_json: Json = False,
 ) -> None:
     """Evaluate a trained model on texts (NLL, bits a byte, perplexity) or tasks; of a study every run, and in pairs."""
@@ -57,10 +56,10 @@ def evaluate(
         evaluator = Texts(domains([*(text or []), *(more or [])], field))
     with TrainingProgress(shown=True) as progress:
         if is_study(directory):
-            found = study.evaluate(directory, data, evaluator, progress.evaluating, progress.message)
+            found = study.evaluate(directory, evaluator, progress.evaluating, progress.message)
             lines = study.lines(found)
         else:
-            with opened(directory, data) as trained:
+            with opened(directory) as trained:
                 found = trained.conditions | evaluator.evaluate(trained, progress.evaluating)
             lines = evaluator.table(found)
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines))

@@ -11,7 +11,7 @@ from depthroute.study.cells import cell_name
 
 
 def evaluate(
-    directory: Path, data_root: Path, evaluator: Evaluator, progress: Progress, say: Callable[[str], None]
+    directory: Path, evaluator: Evaluator, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Plain data: what was found of each run, and every metric by arm and seed with its paired differences.
 
@@ -22,7 +22,7 @@ def evaluate(
     entries: list[dict[str, Any]] = []
     for number, run in enumerate(study.runs, start=1):
         say(f"{number} of {len(study.runs)}: {run['directory']}")
-        with opened(directory / run["directory"], data_root) as trained:
+        with opened(directory / run["directory"]) as trained:
             found = trained.conditions | evaluator.evaluate(trained, progress)
         named = {key: run[key] for key in ("arm", "levels", "seed")}
         entries.append({**named, **found})

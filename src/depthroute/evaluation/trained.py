@@ -18,7 +18,7 @@ from depthroute.study.results import collect
 from depthroute.study.tuning import planned
 from depthroute.study.verdict import included
 from depthroute.train.device import numerics
-from depthroute.train.saved import load_model, load_tokenizer
+from depthroute.train.trained import check_finished, load
 
 
 class Trained(NamedTuple):
@@ -30,16 +30,17 @@ class Trained(NamedTuple):
 
 
 @contextmanager
-def opened(run: Path, data_root: Path) -> Generator[Trained]:
-    """Everything that evaluating a finished run needs. RunError or DataError say what is missing.
+def opened(run: Path) -> Generator[Trained]:
+    """Everything that evaluating a finished run needs. RunError says what is missing.
 
     It computes in fp32 on the GPU where there is one, with the windows, their number at a time, the threads and the
     determinism of the run's training.
     """
+    check_finished(run)
     trained = config.load(run / runs.CONFIG)
     with numerics(trained):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model, tokenizer = load_model(run, device), load_tokenizer(run, data_root)
+        model, tokenizer = load(run, device)
         scorer = Scorer(model, tokenizer.end, trained.length, trained.batch // trained.accumulation)
         conditions = {
             "run": str(run),

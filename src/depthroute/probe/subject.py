@@ -1,7 +1,6 @@
 """What is probed: a trained run's final model, and held-out text in the run's own tokens and windows."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from depthroute import config as configuration
 from depthroute import runs
 from depthroute.config import Config
 from depthroute.data import INDEX, Dataset, FilesCorpus, Part, Tokenizer, evaluation_batches, read_index
@@ -23,8 +20,8 @@ from depthroute.data.building import dtype_of
 from depthroute.data.corpora import documents
 from depthroute.data.shards import SHARD_TOKENS, PartWriter
 from depthroute.errors import DataError, RunError
-from depthroute.model.transformer import ModelConfig, Transformer
-from depthroute.presets import PRESETS
+from depthroute.model.transformer import Transformer
+from depthroute.train.trained import check_finished, configuration_of, load_model, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -69,21 +66,12 @@ class Text:
 
 def load(run: Path, device: torch.device | None = None) -> Subject:
     """The final model of a finished run, in fp32. RunError says what is missing and what to do."""
-    if not run.is_dir():
-        hint = " is a preset, which has no weights; train it first, then name the run's directory"
-        raise RunError(f"{run}{hint if str(run) in PRESETS else ': no such run directory'}")
-    manifest = runs.manifest(run)
-    if not runs.finished(run):
-        raise RunError(f"{run}: has no final model: the run has not ended; finish it with depthroute train --resume")
-    place = run / runs.MODEL
-    described = ModelConfig.parse(json.loads((place / "config.json").read_bytes()), str(place / "config.json"))
-    model = Transformer(described)
-    weights = safetensors.torch.load_file(place / "model.safetensors")
-    missing, unknown = model.load_state_dict(weights, strict=False)
-    if missing or unknown:
-        raise RunError(f"{place}: does not fit its own config.json: {[*missing, *unknown][0]} is missing or unknown")
+    check_finished(run)
+    trained, manifest = configuration_of(run), runs.manifest(run)
+    if trained is None:
+        raise RunError(f"{run}: was imported, so nothing says how it was trained; name a run that was trained here")
     chosen = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Subject(run, configuration.load(run / runs.CONFIG), manifest, model.to(chosen).eval())
+    return Subject(run, trained, manifest, load_model(run, chosen))
 
 
 @contextmanager
@@ -102,7 +90,7 @@ def held_out(subject: Subject, data: Path, name: str, files: list[str], limit: i
         yield checked(Text(name, parts[name], subject.config, limit))
         return
     with tempfile.TemporaryDirectory(prefix="depthroute-") as folder:
-        part = encoded(files, tokenizer(subject, data), Path(folder))
+        part = encoded(files, load_tokenizer(subject.run), Path(folder))
         yield checked(Text(", ".join(Path(file).name for file in files), part, subject.config, limit))
 
 
@@ -120,20 +108,6 @@ def dataset(subject: Subject, data: Path) -> Dataset:
     raise DataError(
         f"{data}: does not hold the data that {subject.run} was trained on; name their folder with --data, or build "
         f"them: depthroute data build {subject.run / runs.CONFIG} --data {data}"
-    )
-
-
-def tokenizer(subject: Subject, data: Path) -> Tokenizer:
-    """The run's own tokenizer, from any data set that was built with it."""
-    wanted, others = subject.manifest["tokenizer_digest"], 0
-    for path in sorted(data.glob(f"[!.]*/{INDEX}")):
-        if read_index(path.parent).tokenizer.digest == wanted:
-            return Dataset.open(path.parent).tokenizer
-        others += 1
-    found = "only data sets with another tokenizer" if others else "no data set"
-    raise DataError(
-        f"{data}: holds {found}; text is read in the tokens of {subject.run} (sha256 {wanted[:12]}...); "
-        "name the folder that has it with --data"
     )
 
 

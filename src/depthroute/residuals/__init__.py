@@ -47,7 +47,7 @@ class ReadBytes(NamedTuple):
     kept: int
     """Kept by a forward pass for its backward: every source, mixture and log-normaliser, once."""
     state: tuple[int, ...]
-    """The sources (and emitted keys) alive at each site 0 .. 2L."""
+    """The sources (and the keys beside them) alive at each site 0 .. 2L."""
     fed: tuple[int, ...]
     """Not bytes: how many tensors each site feeds its sublayer."""
 

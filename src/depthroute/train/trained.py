@@ -1,4 +1,4 @@
-"""What a finished run leaves for use: its model, its tokenizer."""
+"""What a finished run leaves for use: its model, its tokenizer, its configuration."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ from depthroute.config import Config
 from depthroute.data import FileTokenizer, Tokenizer
 from depthroute.errors import RunError
 from depthroute.model.transformer import ModelConfig, Transformer
+from depthroute.presets import PRESETS
 
 
 class Trained(NamedTuple):
@@ -22,34 +23,45 @@ class Trained(NamedTuple):
 
 def load(run: Path, device: torch.device, impl: str = "auto") -> Trained:
     """The final model and the tokenizer of a run, both checked against what the run recorded of them."""
-    check_finished(run)
     return Trained(load_model(run, device, impl), load_tokenizer(run))
+
+
+def load_model(run: Path, device: torch.device, impl: str = "auto") -> Transformer:
+    """The run's final model on `device`, in fp32, in evaluation mode.
+
+    `auto` chooses the implementation anew: the one that the run was trained with may not be available here.
+
+    Raises:
+        RunError: the directory is no run's, the run has not ended, or its model is damaged or of another version.
+    """
+    check_finished(run)
+    weights, description = (run / runs.MODEL / name for name in runs.MODEL_FILES)
+    with torch.device("meta"):
+        model = Transformer(ModelConfig.parse(json.loads(description.read_bytes()), str(description)), impl)
+    stored = safetensors.torch.load_file(weights, str(device))
+    unlike = min(stored.keys() ^ model.state_dict().keys(), default=None)
+    if unlike is not None:
+        raise RunError(f"{weights}: was written by another version of depthroute ({unlike} is only in one of both)")
+    model.load_state_dict(stored, assign=True)
+    return model.eval()
 
 
 def check_finished(run: Path) -> None:
     """RunError unless the run has ended."""
+    if str(run) in PRESETS and not run.exists():
+        raise RunError(f"{run}: is a preset, which has no weights; train it first, then name the run's directory")
     runs.check_run(run)
     if not runs.finished(run):
         raise RunError(f"{run}: has no final model yet; let its training end (if it was stopped, with --resume)")
 
 
-def load_model(run: Path, device: torch.device, impl: str = "auto") -> Transformer:
-    with torch.device("meta"):
-        model = Transformer(ModelConfig.parse(json.loads((run / runs.MODEL / "config.json").read_bytes())), impl)
-    tensors = safetensors.torch.load_file(run / runs.MODEL / "model.safetensors", str(device))
-    model.load_state_dict(tensors, assign=True)
-    return model.eval()
-
-
 def load_tokenizer(run: Path) -> Tokenizer:
-    """RunError if it is not the one that the run was trained with."""
+    """The tokenizer in the run's directory. RunError if it is missing, or not the one that the run was trained with."""
     path, digest = run / runs.TOKENIZER, runs.manifest(run)["tokenizer_digest"]
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RunError(
-            f"{path}: missing, as in runs of version 0.1.0 and older; copy the tokenizer.json of its data set there"
-        ) from None
+        raise RunError(f"{path}: missing; copy the {runs.TOKENIZER} of the data set that it was trained on") from None
     tokenizer = Tokenizer(text, str(path), end_token(run))
     if tokenizer.digest != digest:
         raise RunError(f"{path}: not the tokenizer of this run (its digest is not the manifest's); copy the right one")

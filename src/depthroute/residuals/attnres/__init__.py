@@ -65,7 +65,7 @@ class State(NamedTuple):
 
     values: tuple[Float[Tensor, "*token width"], ...]
     keys: tuple[Float[Tensor, "*token rank"], ...]
-    """Emitted keys, summed like the values; empty where keys are taken from the values."""
+    """Summed like the values: emitted keys, or chosen coordinates. Empty where a value's last coordinates are its key."""
     ahead: tuple[Attended, ...] = ()
     """What the sites of this block read of the finished sources, in order; empty where they read all at once."""
 
@@ -107,7 +107,7 @@ class AttentionResidual(Residual[State]):
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
         rows = None if self.embedding_key is None else self.embedding_key(embedding)
-        return State((embedding,), self.emit(rows, embedding.dtype))
+        return State((embedding,), self.key_of(embedding, rows))
 
     def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
         if site == 0:
@@ -126,20 +126,21 @@ class AttentionResidual(Residual[State]):
 
     def visible(self, state: State, site: int) -> Visible:
         """What can be read at the site: keys, values and prior as `attend` takes them."""
+        # A finished block was scaled when it ended; a sum that still grows is scaled for each read.
+        read = state if site in self.opens else self.scaled(state, site)
         counts = self.layout.counts[site]
-        values: Sequence[Tensor] = state.values
-        if self.config.alpha != 0:
-            values = [value * count**-self.config.alpha for value, count in zip(values, counts, strict=True)]
         prior = [self.config.beta * math.log(count) for count in counts] if self.config.beta != 0 else None
-        return Visible(self.keys(state, values), values, prior)
+        return Visible(read.keys or None, read.values, prior)
 
-    def keys(self, state: State, values: Sequence[Tensor]) -> Sequence[Tensor] | None:
-        """What `attend` scores; None says: the last coordinates of the values."""
-        if self.key_rank:
-            return state.keys
-        if self.coordinates is not None:
-            return [value.index_select(-1, self.coordinates) for value in values]
-        return None
+    def scaled(self, state: State, site: int) -> State:
+        """The state with c^-alpha times its newest source, which sums c outputs at the site."""
+        if self.config.alpha == 0:
+            return state
+        factor = self.layout.counts[site][-1] ** -self.config.alpha
+        values = (*state.values[:-1], state.values[-1] * factor)
+        if self.coordinates is None:  # emitted keys are not the values'
+            return state._replace(values=values)
+        return state._replace(values=values, keys=(*state.keys[:-1], state.keys[-1] * factor))
 
     def write(
         self,
@@ -149,11 +150,12 @@ class AttentionResidual(Residual[State]):
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
         dtype, opens = state.values[0].dtype, site in self.opens
-        values = with_output(state.values, (value.to(dtype),), opens)
-        keys = with_output(state.keys, self.emit(key, dtype), opens)
+        output = value.to(dtype)
+        values = with_output(state.values, (output,), opens)
+        keys = with_output(state.keys, self.key_of(output, key), opens)
         if site + 1 not in self.opens:
             return State(values, keys, state.ahead)
-        return self.look_ahead(State(values, keys), self.layout.block(site + 1))
+        return self.look_ahead(self.scaled(State(values, keys), site + 1), self.layout.block(site + 1))
 
     def look_ahead(self, state: State, block: range) -> State:
         """The state in which the block's sites have read the finished sources, if reads are to be taken in two phases.
@@ -168,9 +170,13 @@ class AttentionResidual(Residual[State]):
         parts = zip(torch.split(read.mixed, sizes), torch.split(read.lse, sizes), strict=True)
         return state._replace(ahead=tuple(Attended(mixed, lse) for mixed, lse in parts))
 
-    def emit(self, rows: Float[Tensor, "*token rank"] | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The emitted key RMSNorm(u) of a projection's key rows u; nothing where there are none."""
-        return () if rows is None else (rms_norm(rows.to(dtype), rows.shape[-1:], eps=self.config.eps),)
+    def key_of(
+        self, value: Float[Tensor, "*token width"], rows: Float[Tensor, "*token rank"] | None
+    ) -> tuple[Tensor, ...]:
+        """The key beside an output: RMSNorm(u) of a projection's key rows u, its chosen coordinates, or none."""
+        if self.coordinates is not None:
+            return (value.index_select(-1, self.coordinates),)
+        return () if rows is None else (rms_norm(rows.to(value.dtype), rows.shape[-1:], eps=self.config.eps),)
 
     def flops(self) -> ReadFlops:
         keys = 0 if self.embedding_key is None else 2 * self.embedding_key.weight.numel()
@@ -183,7 +189,8 @@ class AttentionResidual(Residual[State]):
         reads = {int(site): self.at(int(site)) for site in self.reads}
         routes = {site: read.routes for site, read in reads.items()}
         fed = {site: len(read.feed(torch.empty(len(read.routes), 0))) for site, read in reads.items()}
-        return cost.Shape(self.layout, self.width, self.rank, self.key_rank > 0, routes, fed)
+        beside = self.key_rank > 0 or self.coordinates is not None
+        return cost.Shape(self.layout, self.width, self.rank, beside, routes, fed)
 
     def labels(self, site: int) -> Labels:
         routes = self.at(site).routes if site else ("shared",)

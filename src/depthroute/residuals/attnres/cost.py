@@ -1,7 +1,7 @@
 """What the reads of a model cost, from how many sources each weighs for how many routes.
 
     score = 2 r S Q,  mix = 2 d S Q                                     FLOPs a token of a read: S sources, Q routes
-    direct = sum over sites of  S (d + e) + Q d                         coordinates; e = r if keys are emitted, else 0
+    direct = sum over sites of  S (d + e) + Q d                         coordinates; e = r if keys lie beside the values, else 0
     two-phase = sum over blocks of  F (d + e)                           the F finished sources, read once a block
               + sum over its sites of  Q d                              without a live sum: phase 1 has the answer
                                    or  3 Q d + d + e, and 2 Q numbers   with one: the partial mixtures and their lse are
@@ -26,7 +26,8 @@ class Shape(NamedTuple):
     layout: Layout
     width: int
     rank: int
-    emitted: bool
+    beside: bool
+    """Whether keys are tensors of their own."""
     routes: Mapping[int, tuple[str, ...]]
     fed: Mapping[int, int]
 
@@ -41,7 +42,7 @@ def flops(shape: Shape, key_projection: int) -> ReadFlops:
 
 
 def read_bytes(shape: Shape, element: int) -> ReadBytes:
-    source = (shape.width + (shape.rank if shape.emitted else 0)) * element
+    source = (shape.width + (shape.rank if shape.beside else 0)) * element
     mixture = shape.width * element
     sources = [len(counts) for counts in shape.layout.counts]
     direct = two_phase = 0
