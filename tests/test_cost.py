@@ -140,7 +140,7 @@ def kept_bytes(model, run):
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_bytes_that_a_sublayer_keeps_are_those_that_autograd_saves(inputs, qk_norm):
     model = initial(ADDITIVE, kv_heads=1, qk_norm=qk_norm, **ODD).float()
-    context = model.context(torch.zeros(1, LENGTH, 15), None)
+    context = model.context(torch.zeros(1, LENGTH, 15), None, None, None, None)
     for (_, sublayer), fed in zip(model.sublayers(), (inputs, 1), strict=False):
         given = tuple(torch.randn(1, LENGTH, 15, requires_grad=True) for _ in range(fed))
         # Cosines and sines, which all layers share; and a CPU's mixture, which lies head by head and is copied in rows.

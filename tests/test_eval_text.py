@@ -174,7 +174,7 @@ def test_a_wrong_word_is_one_line_that_says_what_to_do(folder, tmp_path, monkeyp
         return given
 
     with pytest.raises((ConfigError, DataError)) as refused:
-        evaluate(folder / "run", **parsed(arguments), tasks=None, field="text", shots=None, data=folder / "data")
+        evaluate(folder / "run", **parsed(arguments), tasks=None, field="text", shots=None)
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 

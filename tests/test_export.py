@@ -11,10 +11,12 @@ import torch
 import training
 import yaml
 from commands import answer, refusal
+from fabricated import plan_of, prereg_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from depthroute import runs
 from depthroute.interop.export import to_hf
+from depthroute.study import seal
 from depthroute.train.trained import load
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -90,11 +92,9 @@ def test_the_card_says_what_the_run_says_of_itself(folder, exported):
 
 
 def test_the_card_of_a_studys_run_gives_its_question_arm_and_plan(folder, capsys, tmp_path):
-    from depthroute.study import seal
-
     place = tmp_path / "study/runs/rd/3"
     shutil.copytree(folder / "run", place)
-    plan = seal.sealed({"format": seal.PREREG_FORMAT, "question": "Do roles help?", "date": "2026-01-02 03:04"})
+    plan = prereg_of(plan_of(["prenorm", "rd"], [3]), [], question="Do roles help?", date="2026-01-02 03:04")
     seal.write(tmp_path / "study" / seal.PREREG, plan)
     told = answer(capsys, "export", place, "--to", "hf", tmp_path / "hf")
     assert told.out == f"{tmp_path / 'hf'}: a Hugging Face model with its tokenizer; README.md says how to load it\n"

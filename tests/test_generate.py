@@ -137,4 +137,4 @@ def test_another_tokenizer_is_found_before_it_says_anything(folder, capsys, tmp_
     path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
     assert "not the tokenizer of this run" in refusal(capsys, "generate", copied, "--prompt", "a")
     path.unlink()
-    assert "copy the tokenizer.json of its data set there" in refusal(capsys, "generate", copied, "--prompt", "a")
+    assert "copy the tokenizer.json of the data set" in refusal(capsys, "generate", copied, "--prompt", "a")

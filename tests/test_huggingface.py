@@ -221,7 +221,6 @@ def test_gradient_checkpointing_is_the_transformers_own(model):
     assert (model.model.recompute, model.gradient_checkpointing) == ("none", False)
 
 
-@pytest.mark.xfail(strict=True, reason="the Transformer does not heed `checkpoint` yet")
 def test_gradient_checkpointing_keeps_fewer_bytes_and_the_same_gradients():
     kept, gradients = [], []
     for checkpoint in (False, True):

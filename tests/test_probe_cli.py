@@ -131,8 +131,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(command, user, trained, tm
     assert "does not hold the data that whole/runs/rd/1 was trained on" in said(RD, "--data", tmp_path)
     other = tmp_path / "other"
     shutil.copytree(trained / RD, other)
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    (other / "tokenizer.json").write_text(json.dumps({**tokenizer, "version": "2.0"}))
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace("<|endoftext|>", "</s>"))
     assert "not the tokenizer of this run" in said(other, "--text", trained / "text.txt")
     assert not (trained / RD / "inspect").exists()
 

@@ -220,7 +220,7 @@ def test_gradient_norms_are_those_of_the_mean_nll_of_the_whole_text(model):
 
 def test_the_three_lines_of_the_documentation_run_in_a_notebook():
     text = (Path(__file__).parents[1] / "docs/probes.md").read_text(encoding="utf-8")
-    block = text.split("In a notebook, on any live model:")[1].split("`tokens` are ids")[0]
+    block = text.split("Three lines in a notebook look into it:")[1].split("`tokens` are ids")[0]
     lines = [line.strip() for line in block.strip().splitlines()]
     assert len(lines) == 3
     names = {"model": moved(RD), "tokens": tokens()}

@@ -27,7 +27,9 @@ RESIDUALS = [
 ]
 
 
-def detached_scale(queries: Any, keys: Any, values: Any, prior: Any, *, eps: float, gain: Any) -> Attended:
+def detached_scale(
+    queries: Any, keys: Any, values: Any, prior: Any, before: None, *, eps: float, gain: Any
+) -> Attended:
     """The specification, but for a gradient that does not flow through the norm's scale: forward is perfect."""
     folded = queries if gain is None else queries * gain
     scored = [value[..., -queries.shape[1] :] for value in values] if keys is None else keys

@@ -60,7 +60,24 @@ def steps(rows: Rows) -> str:
     return columns(lines)
 
 
-PARTS = {"reads": reads, "blocks": blocks, "steps": steps}
+def decoding(rows: Rows) -> str:
+    lines = [["preset", "impl", "after", "ms a token", "time / prenorm", "growth ms", "attention's ms"]]
+    for row in rows:
+        lines.append(
+            [
+                row["preset"],
+                row["impl"],
+                str(row["context"]),
+                f"{row['milliseconds']:.2f}",
+                interval(row["time_ratio"]),
+                f"{row['growth_milliseconds']:.2f}",
+                f"{row['attention_growth_milliseconds']:.2f}",
+            ]
+        )
+    return columns(lines)
+
+
+PARTS = {"reads": reads, "blocks": blocks, "steps": steps, "decoding": decoding}
 
 
 def interval(found: Sequence[float]) -> str:

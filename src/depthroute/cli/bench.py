@@ -16,6 +16,17 @@ Out = Annotated[
     Path | None, typer.Option(parser=place, metavar="FILE", help="Write the figures there as JSON.", show_default=False)
 ]
 
+Presets = Annotated[
+    list[str] | None, typer.Option(help="Preset; can be given several times.", show_default="all but prenorm")
+]
+Width = Annotated[int, typer.Option(min=1)]
+Layers = Annotated[int, typer.Option(min=2)]
+Heads = Annotated[int, typer.Option(min=1)]
+Hidden = Annotated[int, typer.Option(min=1)]
+Vocab = Annotated[int, typer.Option(min=2)]
+Blocks = Annotated[int, typer.Option(min=1, help="Of the block presets.")]
+Impl = Annotated[str, typer.Option(help="Of the depth reads.")]
+
 
 @app.command()
 def read(
@@ -54,18 +65,16 @@ def read(
 
 @app.command()
 def step(
-    preset: Annotated[
-        list[str] | None, typer.Option(help="Preset; can be given several times.", show_default="all but prenorm")
-    ] = None,
-    width: Annotated[int, typer.Option(min=1)] = 512,
-    layers: Annotated[int, typer.Option(min=2)] = 12,
-    heads: Annotated[int, typer.Option(min=1)] = 8,
-    hidden: Annotated[int, typer.Option(min=1)] = 1408,
-    vocab: Annotated[int, typer.Option(min=2)] = 8192,
-    blocks: Annotated[int, typer.Option(min=1, help="Of the block presets.")] = 6,
+    preset: Presets = None,
+    width: Width = 512,
+    layers: Layers = 12,
+    heads: Heads = 8,
+    hidden: Hidden = 1408,
+    vocab: Vocab = 8192,
+    blocks: Blocks = 6,
     batch: Annotated[int, typer.Option(min=1)] = 1,
     length: Annotated[int, typer.Option(min=2)] = 512,
-    impl: Annotated[str, typer.Option(help="Of the depth reads.")] = "auto",
+    impl: Impl = "auto",
     reads: Annotated[str, typer.Option(help="auto, direct or two_phase.")] = "auto",
     compiled: Annotated[bool, typer.Option("--compile/--eager", help="Compile the sublayers, of both arms.")] = True,
     recompute: Annotated[str, typer.Option(help="none, layer or block, in both arms.")] = "none",
@@ -80,17 +89,10 @@ def step(
 
     from depthroute.bench import step as bench
     from depthroute.model.transformer import Reads, Recompute
-    from depthroute.presets import PRESETS
-    from depthroute.schema import nearest
 
-    chosen = preset or [name for name in PRESETS if name != bench.BASELINE]
-    for option, value, choices in (
-        *(("--preset", name, [*PRESETS]) for name in chosen),
-        ("--reads", reads, get_args(Reads)),
-        ("--recompute", recompute, get_args(Recompute)),
-    ):
-        if value not in choices:
-            raise typer.BadParameter(f"{option}: '{value}' does not exist {nearest(value, choices)}")
+    chosen = presets(preset)
+    among("--reads", reads, get_args(Reads))
+    among("--recompute", recompute, get_args(Recompute))
     shape: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "hidden": hidden, "vocab": vocab}
     rows = bench.measure(
         chosen,
@@ -110,25 +112,31 @@ def step(
 
 @app.command()
 def decode(
-    preset: Annotated[str, typer.Option(help="Preset to time against prenorm.")] = "rd",
+    preset: Presets = None,
     context: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens read before, rising.", show_default="128, 512, 2048")
+        list[int] | None, typer.Option(min=1, help="Tokens read before, rising.", show_default="128, 512 and 2048")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens timed at once.")] = 8,
+    width: Width = 512,
+    layers: Layers = 12,
+    heads: Heads = 8,
+    hidden: Hidden = 1408,
+    vocab: Vocab = 8192,
+    blocks: Blocks = 6,
+    impl: Impl = "auto",
     rounds: Rounds = 20,
     threads: Threads = None,
+    as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Time a token of generation takes, of a preset against PreNorm's, with a KV cache. Prints JSON."""
+    """A token of generation, with a KV cache, of presets against PreNorm's."""
     begin(threads)
-    from depthroute import runs
     from depthroute.bench import decode as bench
 
-    found = bench.run(preset, contexts=context or (128, 512, 2048), rounds=rounds, tokens=tokens)
-    whole = json.dumps(found, indent=2)
-    if out is not None:
-        runs.write_atomic(out, whole.encode() + b"\n")
-    typer.echo(whole)
+    shape: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "hidden": hidden, "vocab": vocab}
+    contexts = context or [128, 512, 2048]
+    rows = bench.measure(presets(preset), shape, blocks, contexts, tokens, rounds, impl=impl, progress=say)
+    finish({"decoding": rows}, as_json, out)
 
 
 @app.command()
@@ -139,6 +147,21 @@ def gpu(
     from depthroute.bench import gpu as bench
 
     typer.echo(bench.table(bench.run(out)))
+
+
+def presets(asked: list[str] | None) -> list[str]:
+    from depthroute.presets import PRESETS
+
+    for name in asked or []:
+        among("--preset", name, [*PRESETS])
+    return asked or [name for name in PRESETS if name != "prenorm"]
+
+
+def among(option: str, value: str, choices: list[str] | tuple[str, ...]) -> None:
+    from depthroute.schema import nearest
+
+    if value not in choices:
+        raise typer.BadParameter(f"{option}: '{value}' does not exist {nearest(value, choices)}")
 
 
 def begin(threads: int | None) -> None:

@@ -10,9 +10,7 @@ from depthroute.evaluation.trained import of_study, opened
 from depthroute.study.cells import cell_name
 
 
-def evaluate(
-    directory: Path, evaluator: Evaluator, progress: Progress, say: Callable[[str], None]
-) -> dict[str, Any]:
+def evaluate(directory: Path, evaluator: Evaluator, progress: Progress, say: Callable[[str], None]) -> dict[str, Any]:
     """Plain data: what was found of each run, and every metric by arm and seed with its paired differences.
 
     The runs that a study's own tables leave out are left out here, and named. RunError if none can be evaluated.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from depthroute import runs
 from depthroute.config import Config
-from depthroute.data import INDEX, Dataset, FilesCorpus, Part, Tokenizer, evaluation_batches, read_index
+from depthroute.data import INDEX, Dataset, FilesCorpus, Part, Tokenizer, evaluation_batches
 from depthroute.data.building import dtype_of
 from depthroute.data.corpora import documents
 from depthroute.data.shards import SHARD_TOKENS, PartWriter

@@ -65,7 +65,7 @@ class State(NamedTuple):
 
     values: tuple[Float[Tensor, "*token width"], ...]
     keys: tuple[Float[Tensor, "*token rank"], ...]
-    """Summed like the values: emitted keys, or chosen coordinates. Empty where a value's last coordinates are its key."""
+    """Summed like the values: emitted keys or chosen coordinates; none where last coordinates are scored."""
     ahead: tuple[Attended, ...] = ()
     """What the sites of this block read of the finished sources, in order; empty where they read all at once."""
 
@@ -115,7 +115,7 @@ class AttentionResidual(Residual[State]):
         read = self.at(site)
         if not state.ahead:
             return read(*self.visible(state, site))
-        block = self.layout.block(site)
+        block = self.layout.blocks[site]
         before = state.ahead[site - block.start]
         if site == block.start:
             return read.feed(before.mixed)
@@ -155,7 +155,7 @@ class AttentionResidual(Residual[State]):
         keys = with_output(state.keys, self.key_of(output, key), opens)
         if site + 1 not in self.opens:
             return State(values, keys, state.ahead)
-        return self.look_ahead(self.scaled(State(values, keys), site + 1), self.layout.block(site + 1))
+        return self.look_ahead(self.scaled(State(values, keys), site + 1), self.layout.blocks[site + 1])
 
     def look_ahead(self, state: State, block: range) -> State:
         """The state in which the block's sites have read the finished sources, if reads are to be taken in two phases.

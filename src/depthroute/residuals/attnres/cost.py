@@ -1,7 +1,7 @@
 """What the reads of a model cost, from how many sources each weighs for how many routes.
 
     score = 2 r S Q,  mix = 2 d S Q                                     FLOPs a token of a read: S sources, Q routes
-    direct = sum over sites of  S (d + e) + Q d                         coordinates; e = r if keys lie beside the values, else 0
+    direct = sum over sites of  S (d + e) + Q d                         coordinates; e = r if keys lie beside, else 0
     two-phase = sum over blocks of  F (d + e)                           the F finished sources, read once a block
               + sum over its sites of  Q d                              without a live sum: phase 1 has the answer
                                    or  3 Q d + d + e, and 2 Q numbers   with one: the partial mixtures and their lse are

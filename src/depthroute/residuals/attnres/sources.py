@@ -10,7 +10,7 @@ The embedding is always its own source. The unfinished block's sum, the live sum
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from itertools import pairwise
 from typing import Annotated, final
 
 from pydantic import PositiveInt, SerializeAsAny
@@ -69,6 +69,7 @@ class Layout:
 
     opens:  the sites whose sublayer begins a block.
     counts: for every site 0 .. 2L, how many outputs each visible source sums; the embedding counts as one.
+    blocks: for every site, the sites that share its finished sources: those of its block, the readout with the last.
     single: whether every block is one output.
     """
 
@@ -84,12 +85,8 @@ class Layout:
             else:
                 visible[-1] += 1
             self.counts.append(tuple(visible))
-
-    def block(self, site: int) -> range:
-        """The sites that share the site's finished sources: those of its block, and the readout with the last block."""
         starts = [*sorted(self.opens), len(self.counts)]
-        number = bisect_right(starts, site)
-        return range(starts[number - 1], starts[number])
+        self.blocks = [range(start, stop) for start, stop in pairwise(starts) for _ in range(start, stop)]
 
     def live(self, site: int) -> bool:
         """Whether the site's last source is the sum of a block that is not finished."""
