@@ -94,7 +94,7 @@ def test_the_card_says_what_the_run_says_of_itself(folder, exported):
 def test_the_card_of_a_studys_run_gives_its_question_arm_and_plan(folder, capsys, tmp_path):
     place = tmp_path / "study/runs/rd/3"
     shutil.copytree(folder / "run", place)
-    plan = prereg_of(plan_of(["prenorm", "rd"], [3]), [], question="Do roles help?", date="2026-01-02 03:04")
+    plan = prereg_of(plan_of(["prenorm", "rd"], [3, 4]), [], question="Do roles help?", date="2026-01-02 03:04")
     seal.write(tmp_path / "study" / seal.PREREG, plan)
     told = answer(capsys, "export", place, "--to", "hf", tmp_path / "hf")
     assert told.out == f"{tmp_path / 'hf'}: a Hugging Face model with its tokenizer; README.md says how to load it\n"
