@@ -127,7 +127,7 @@ def reads_of(block: Block, impl: str, two_phase: bool, given: Sequence[Tensor]) 
     assert isinstance(residual, AttentionResidual)
     for parameter in residual.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    sites = residual.layout.block((block.sources - 1) * block.sites)
+    sites = residual.layout.blocks[(block.sources - 1) * block.sites]
     finished, outputs = tuple(given[: block.sources]), given[block.sources :]
     inputs = [*given[:-1], *(residual.at(site).get_parameter("query") for site in sites)]
     upstream = torch.randn_like(given[0])
