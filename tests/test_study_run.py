@@ -289,11 +289,13 @@ def test_a_run_that_disagrees_with_the_plan_is_flagged_and_left_out_unless_asked
         assert list(kept["contrasts"][0]["by_seed"]) == ["3", "1"]
 
 
-def test_workers_get_one_thread_and_a_steady_allocator_on_a_cpu() -> None:
+def test_workers_get_one_thread_that_waits_asleep_and_a_steady_allocator_on_a_cpu() -> None:
     run = plan_runs(Study.parse(raw_study(Path("text.txt"))))[0]
     variables = environment(run.config, 0, {"HOME": "/home/someone", "OMP_NUM_THREADS": "8"})
     assert variables["HOME"] == "/home/someone"
     assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == "1"
+    assert variables["OMP_WAIT_POLICY"] == "passive"
+    assert environment(run.config, 0, {"OMP_WAIT_POLICY": "active"})["OMP_WAIT_POLICY"] == "active"
     assert variables["MALLOC_MMAP_MAX_"] == "0"
     assert variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 

@@ -126,6 +126,8 @@ def at_a_time(run: config.Config) -> int:
 def environment(run: config.Config, slot: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Variables of a worker: threads as the run says, repeatable cuBLAS, glibc's allocator on a CPU, one GPU a slot."""
     variables = {**inherited, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false"}
+    # A thread that spins while it waits takes the core from another run's.
+    variables.setdefault("OMP_WAIT_POLICY", "passive")
     if run.threads is not None:
         for library in ("OMP", "MKL", "OPENBLAS"):
             variables[f"{library}_NUM_THREADS"] = str(run.threads)
