@@ -1,9 +1,12 @@
 """Every implementation of a read against the specification, and what each promises besides."""
 
 import itertools
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from reads import EPS, HALVES, leaves, results
 from torch.testing import assert_close
 
 from depthroute import ops
@@ -11,25 +14,11 @@ from depthroute.errors import ArgumentError
 from depthroute.ops import Attended, attend, building, merge, native
 
 FAST = ["native", "compiled"]
-EPS = 1e-6
 
 
 @pytest.fixture(autouse=True)
 def traceable(as_a_user):
     """The compiler cannot trace the tests' shape checks."""
-
-
-def leaves(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    drawn = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
-    return [tensor.requires_grad_() for tensor in drawn]
-
-
-def results(read: Attended, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The read and the gradient of every input, of a loss that knows all of it."""
-    wave = torch.arange(read.mixed.numel(), dtype=read.mixed.dtype).view_as(read.mixed).sin()
-    loss = (read.mixed * wave).sum() + read.lse.square().sum()
-    return [read.mixed, read.lse, *torch.autograd.grad(loss, inputs)]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +117,9 @@ def test_native_reads_rows_where_they_lie():
         assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
-def test_native_gradients_repeat_to_the_bit_with_any_number_of_threads():
-    queries, *values = leaves((3, 40), *[(100, 40)] * 5, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_native_gradients_repeat_to_the_bit_with_any_number_of_threads(dtype):
+    queries, *values = leaves((3, 40), *[(100, 40)] * 5, dtype=dtype)
     found = []
     for threads in (1, 2, 2, 5):
         torch.set_num_threads(threads)
@@ -138,7 +128,7 @@ def test_native_gradients_repeat_to_the_bit_with_any_number_of_threads():
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("impl", FAST)
 def test_half_precision_is_computed_in_fp32_and_cast_once(impl, dtype):
     queries, *values = leaves((2, 16), *[(7, 16)] * 4, dtype=dtype)
@@ -158,9 +148,12 @@ def test_merging_equals_the_specification(impl):
     assert_close(ours, results(merge(first, second, impl="reference"), inputs), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("impl", "mixtures"), [("native", 0), ("compiled", 1)])
-def test_backward_keeps_references_and_a_few_numbers_a_token(impl, mixtures):
-    queries, *values = leaves((1, 64), *[(32, 64)] * 49, dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("impl", "mixtures", "dtype"),
+    [("compiled", 1, torch.float32), *(("native", 0, dtype) for dtype in (torch.float32, *HALVES))],
+)
+def test_backward_keeps_references_and_a_few_numbers_a_token(impl, mixtures, dtype):
+    (queries,), values = leaves((1, 64), dtype=torch.float32), leaves(*[(32, 64)] * 49, seed=1, dtype=dtype)
     saved: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -183,10 +176,11 @@ def test_a_counter_shows_which_implementation_ran(impl):
     assert ops.calls - before == {impl: 2}
 
 
-def test_native_is_one_operator_to_the_compiler():
-    queries, prior, *values = leaves((2, 5), (3,), *[(4, 9)] * 3)
-    arguments = (3, EPS, queries, prior, None, None, values)
-    torch.library.opcheck(native.read_op, arguments)
+@pytest.mark.parametrize(("dtype", "inside"), [(torch.float64,) * 2, *((half, torch.float32) for half in HALVES)])
+def test_native_is_one_operator_to_the_compiler(dtype, inside):
+    queries, prior, lse = leaves((2, 5), (3,), (2, 4), dtype=inside)
+    mixed, *values = leaves((2, 4, 9), *[(4, 9)] * 3, seed=1, dtype=dtype)
+    torch.library.opcheck(native.read_op, (3, EPS, queries, prior, mixed, lse, values))
     whole = torch.compile(lambda: attend(queries, None, values, prior, eps=EPS, impl="native"), fullgraph=True)
     inputs = [queries, prior, *values]
     eager = results(attend(queries, None, values, prior, eps=EPS, impl="native"), inputs)
@@ -222,3 +216,17 @@ def test_what_was_built_is_found_again(monkeypatch, tmp_path):
     building.library.cache_clear()
     building.library()
     assert [built] == list((tmp_path / "depthroute").iterdir())
+
+
+@pytest.mark.parametrize("part", ["SOURCE", "HEADER"])
+def test_what_was_built_of_another_source_is_not_used(monkeypatch, tmp_path, part):
+    built = building.library()._name
+    monkeypatch.setattr(building, "build", lambda _, path: shutil.copy(built, path))
+    changed = tmp_path / "changed"
+    changed.write_text(Path(getattr(building, part)).read_text() + "\n")
+    monkeypatch.setattr(building, part, changed)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "depthroute").mkdir()
+    building.library.cache_clear()
+    assert Path(building.library()._name).name != Path(built).name
+    building.library.cache_clear()

@@ -9,22 +9,28 @@
 // A read may go on from an earlier one of other sources: `before` is then one more entry of the softmax, whose logit is
 // the earlier lse and whose value the earlier mixture. Gains are folded into the queries by the caller. Sums over tokens
 // are taken chunk by chunk, in the same order for any number of threads, so that they repeat to the bit.
+//
+// Sources, mixtures and their gradients are stored in S; all else is computed and stored in T: fp32 where S is a half,
+// else S itself. Rows are widened one token at a time, and what is written is rounded once.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
+
+#include "halves.h"
 
 namespace {
 
 constexpr int64_t kChunks = 16;
 
-template <typename T>
+template <typename S>
 struct Rows {
-    const T* data;
+    const S* data;
     int64_t stride;
-    const T* operator[](int64_t token) const { return data + token * stride; }
+    const S* operator[](int64_t token) const { return data + token * stride; }
 };
 
 // A few coordinates side by side; compilers turn it into whatever registers the processor has.
@@ -40,10 +46,38 @@ Lanes<T> load(const T* from) {
     return lanes;
 }
 
-template <typename T>
-void store(T* to, Lanes<T> lanes) {
-    std::memcpy(to, &lanes, sizeof lanes);
+template <typename T, typename S>
+void store(S* to, Lanes<T> lanes) {
+    if constexpr (std::is_same_v<S, T>)
+        std::memcpy(to, &lanes, sizeof lanes);
+    else
+        for (int64_t lane = 0; lane < kLanes<T>; ++lane) narrow(lanes[lane], to[lane]);
 }
+
+// Rows in T: where they lie, if they are stored so, else in memory of one thread that stays in its core's cache.
+template <typename S, typename T>
+class Widened {
+    // Rows begin where a load does not meet two lines of the cache: a read of halves takes a tenth less time so.
+    struct alignas(64) Line {
+        T lanes[kLanes<T>];
+    };
+    int64_t lines;
+    std::vector<Line> memory;
+
+  public:
+    Widened(int64_t rows, int64_t width)
+        : lines((width + kLanes<T> - 1) / kLanes<T>), memory(std::is_same_v<S, T> ? 0 : rows * lines) {}
+
+    const T* operator()(const S* row, int64_t n, int64_t place) {
+        if constexpr (std::is_same_v<S, T>) {
+            return row;
+        } else {
+            T* __restrict to = reinterpret_cast<T*>(memory.data() + place * lines);
+            for (int64_t d = 0; d < n; ++d) to[d] = widen(row[d]);
+            return to;
+        }
+    }
+};
 
 // sums[j] = < x, ys[j] > for j < N: x is read once for all of them, and the sums do not wait for each other.
 template <int N, typename T>
@@ -76,8 +110,8 @@ void dots(const T* x, const T* const* ys, int64_t count, int64_t n, T* sums) {
 }
 
 // out = sum_i weights[i] rows[i]: the sum stays in registers over a stretch of coordinates.
-template <typename T>
-void mix(const T* weights, const T* const* rows, int64_t count, T* __restrict out, int64_t n) {
+template <typename T, typename S>
+void mix(const T* weights, const T* const* rows, int64_t count, S* __restrict out, int64_t n) {
     constexpr int64_t step = 4 * kLanes<T>;
     int64_t d = 0;
     for (; d + step <= n; d += step) {
@@ -89,14 +123,14 @@ void mix(const T* weights, const T* const* rows, int64_t count, T* __restrict ou
     for (; d < n; ++d) {
         T sum = 0;
         for (int64_t i = 0; i < count; ++i) sum += weights[i] * rows[i][d];
-        out[d] = sum;
+        narrow(sum, out[d]);
     }
 }
 
 // The rows of one token lie far apart, too short for the processor to see where the next ones are.
-template <typename T>
-void fetch(const T* row, int64_t n) {
-    for (int64_t d = 0; d < n; d += kLanes<T>) __builtin_prefetch(row + d);
+template <typename S>
+void fetch(const S* row, int64_t n) {
+    for (int64_t d = 0; d < n; d += kLanes<S>) __builtin_prefetch(row + d);
 }
 
 // y += c x
@@ -106,44 +140,50 @@ void add(T c, const T* __restrict x, T* __restrict y, int64_t n) {
     for (int64_t d = 0; d < n; ++d) y[d] += c * x[d];
 }
 
-template <typename T>
+template <typename S, typename T>
 struct Read {
     int64_t tokens, width, rank, sources, queries;
     int threads;
     T eps;
     const T* query;            // [query, rank]
     const T* prior;            // [source] or null
-    Rows<T> const* key;        // a source each
-    Rows<T> const* value;
-    const T* mixed_before;     // [query, token, width] or null
+    Rows<S> const* key;        // a source each
+    Rows<S> const* value;
+    const S* mixed_before;     // [query, token, width] or null
     const T* lse_before;       // [query, token] or null
+
+    bool keyed(int64_t i) const {
+        return key[i].data != value[i].data + (width - rank) || key[i].stride != value[i].stride;
+    }
 };
 
-template <typename T>
-void forward(const Read<T>& r, T* mixed, T* lse, T* logit, T* scale) {
+template <typename S, typename T>
+void forward(const Read<S, T>& r, S* mixed, T* lse, T* logit, T* scale) {
     const int64_t entries = r.sources + (r.lse_before != nullptr);
 #pragma omp parallel num_threads(r.threads)
     {
         std::vector<T> weight(entries), product(r.queries + 1);
         std::vector<const T*> row(entries), with(r.queries + 1);
+        Widened<S, T> widened(entries, r.width), widened_key(1, r.rank);
         for (int64_t q = 0; q < r.queries; ++q) with[q] = r.query + q * r.rank;
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < r.tokens; ++t) {
             for (int64_t i = 0; i < r.sources && t + 1 < r.tokens; ++i) fetch(r.value[i][t + 1], r.width);
             for (int64_t i = 0; i < r.sources; ++i) {
-                const T* key = with[r.queries] = r.key[i][t];
+                row[i] = widened(r.value[i][t], r.width, i);
+                const T* key = r.keyed(i) ? widened_key(r.key[i][t], r.rank, 0) : row[i] + (r.width - r.rank);
+                with[r.queries] = key;
                 dots(key, with.data(), r.queries + 1, r.rank, product.data());
                 const T inverse = 1 / std::sqrt(product[r.queries] / r.rank + r.eps);
                 scale[i * r.tokens + t] = inverse;
                 for (int64_t q = 0; q < r.queries; ++q)
                     logit[(q * r.sources + i) * r.tokens + t] = product[q] * inverse + (r.prior ? r.prior[i] : T(0));
-                row[i] = r.value[i][t];
             }
             for (int64_t q = 0; q < r.queries; ++q) {
                 for (int64_t i = 0; i < r.sources; ++i) weight[i] = logit[(q * r.sources + i) * r.tokens + t];
                 if (r.lse_before) {
                     weight[r.sources] = r.lse_before[q * r.tokens + t];
-                    row[r.sources] = r.mixed_before + (q * r.tokens + t) * r.width;
+                    row[r.sources] = widened(r.mixed_before + (q * r.tokens + t) * r.width, r.width, r.sources);
                 }
                 const T top = *std::max_element(weight.begin(), weight.end());
                 T total = 0;
@@ -156,27 +196,28 @@ void forward(const Read<T>& r, T* mixed, T* lse, T* logit, T* scale) {
     }
 }
 
-template <typename T>
+template <typename S, typename T>
 struct Gradients {
-    const T* mixed;            // [query, token, width], of the loss by the mixture
+    const S* mixed;            // [query, token, width], of the loss by the mixture
     const T* lse;              // [query, token]
-    T* const* key;             // a source each, contiguous; null entries where keys are part of the values
-    T* const* value;
+    S* const* key;             // a source each, contiguous; null entries where keys are part of the values
+    S* const* value;
     T* query;                  // [query, rank]
     T* prior;                  // [source] or null
-    T* mixed_before;           // [query, token, width] or null
+    S* mixed_before;           // [query, token, width] or null
     T* lse_before;
 };
 
-template <typename T>
-void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, const Gradients<T>& g) {
+template <typename S, typename T>
+void backward(const Read<S, T>& r, const T* lse, const T* logit, const T* scale, const Gradients<S, T>& g) {
     const int64_t offset = r.width - r.rank, wide = r.queries * r.rank;
     std::vector<T> query_sums(kChunks * wide, T(0)), prior_sums(kChunks * r.sources, T(0));
 #pragma omp parallel num_threads(r.threads)
     {
         const int64_t pairs = r.queries * r.sources;
         std::vector<T> weight(pairs), slope(pairs), c(2 * r.queries + 1);
-        std::vector<const T*> row(r.queries), with(2 * r.queries + 1);
+        std::vector<const T*> row(r.queries), value(r.sources), with(2 * r.queries + 1);
+        Widened<S, T> widened(r.sources + 1, r.width), widened_key(1, r.rank), widened_mixed(r.queries, r.width);
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
             T* query_sum = query_sums.data() + chunk * wide;
@@ -184,14 +225,17 @@ void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, co
             const int64_t stop = r.tokens * (chunk + 1) / kChunks;
             for (int64_t t = r.tokens * chunk / kChunks; t < stop; ++t) {
                 for (int64_t i = 0; i < r.sources && t + 1 < stop; ++i) fetch(r.value[i][t + 1], r.width);
-                for (int64_t q = 0; q < r.queries; ++q) row[q] = g.mixed + (q * r.tokens + t) * r.width;
-                for (int64_t i = 0; i < r.sources; ++i)
-                    dots(r.value[i][t], row.data(), r.queries, r.width, slope.data() + i * r.queries);
+                for (int64_t q = 0; q < r.queries; ++q)
+                    row[q] = widened_mixed(g.mixed + (q * r.tokens + t) * r.width, r.width, q);
+                for (int64_t i = 0; i < r.sources; ++i) {
+                    value[i] = widened(r.value[i][t], r.width, i);
+                    dots(value[i], row.data(), r.queries, r.width, slope.data() + i * r.queries);
+                }
                 for (int64_t q = 0; q < r.queries; ++q) {
                     const int64_t place = q * r.tokens + t;
                     T mean = 0, weight_before = 0, slope_before = 0;
                     if (r.lse_before) {
-                        const T* mixed_before = r.mixed_before + place * r.width;
+                        const T* mixed_before = widened(r.mixed_before + place * r.width, r.width, r.sources);
                         weight_before = std::exp(r.lse_before[place] - lse[place]);
                         some_dots<1>(row[q], &mixed_before, r.width, &slope_before);
                         mean = weight_before * slope_before;
@@ -212,7 +256,7 @@ void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, co
                     }
                 }
                 for (int64_t i = 0; i < r.sources; ++i) {
-                    const T* key = r.key[i][t];
+                    const T* key = g.key[i] ? widened_key(r.key[i][t], r.rank, 0) : value[i] + offset;
                     const T inverse = scale[i * r.tokens + t];
                     const T* dz = slope.data() + i * r.queries;
                     T along = 0;
@@ -229,7 +273,7 @@ void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, co
                     c[r.queries] = -along * inverse * inverse / r.rank;
                     for (int64_t q = 0; q < r.queries; ++q) with[q] = r.query + q * r.rank;
                     with[r.queries] = key;
-                    T* dvalue = g.value[i] + t * r.width;
+                    S* dvalue = g.value[i] + t * r.width;
                     if (g.key[i]) {
                         mix(a, row.data(), r.queries, dvalue, r.width);
                         mix(c.data(), with.data(), r.queries + 1, g.key[i] + t * r.rank, r.rank);
@@ -254,49 +298,53 @@ void backward(const Read<T>& r, const T* lse, const T* logit, const T* scale, co
     }
 }
 
-template <typename T>
-Read<T> read_of(const int64_t* sizes, double eps, void* const* in, std::vector<Rows<T>>& rows) {
-    Read<T> r;
+template <typename S, typename T>
+Read<S, T> read_of(const int64_t* sizes, double eps, void* const* in, std::vector<Rows<S>>& rows) {
+    Read<S, T> r;
     r.tokens = sizes[0], r.width = sizes[1], r.rank = sizes[2], r.sources = sizes[3], r.queries = sizes[4];
-    r.threads = static_cast<int>(sizes[5]);
-    r.eps = static_cast<T>(eps);
+    r.threads = static_cast<int>(sizes[5]), r.eps = static_cast<T>(eps);
     r.query = static_cast<const T*>(in[0]);
     r.prior = static_cast<const T*>(in[1]);
-    r.mixed_before = static_cast<const T*>(in[2]);
+    r.mixed_before = static_cast<const S*>(in[2]);
     r.lse_before = static_cast<const T*>(in[3]);
     // After the sizes, the row strides: of every key, then of every value.
     rows.resize(2 * r.sources);
-    for (int64_t i = 0; i < 2 * r.sources; ++i) rows[i] = {static_cast<const T*>(in[4 + i]), sizes[6 + i]};
+    for (int64_t i = 0; i < 2 * r.sources; ++i) rows[i] = {static_cast<const S*>(in[4 + i]), sizes[6 + i]};
     r.key = rows.data(), r.value = rows.data() + r.sources;
     return r;
 }
 
-template <typename T>
+template <typename S, typename T>
 void forward_of(const int64_t* sizes, double eps, void* const* in, void* const* out) {
-    std::vector<Rows<T>> rows;
-    const Read<T> r = read_of<T>(sizes, eps, in, rows);
+    std::vector<Rows<S>> rows;
     T* const* to = reinterpret_cast<T* const*>(out);
-    forward(r, to[0], to[1], to[2], to[3]);
+    forward(read_of<S, T>(sizes, eps, in, rows), static_cast<S*>(out[0]), to[1], to[2], to[3]);
 }
 
-template <typename T>
+template <typename S, typename T>
 void backward_of(const int64_t* sizes, double eps, void* const* in, void* const* saved, void* const* out) {
-    std::vector<Rows<T>> rows;
-    const Read<T> r = read_of<T>(sizes, eps, in, rows);
+    std::vector<Rows<S>> rows;
+    const Read<S, T> r = read_of<S, T>(sizes, eps, in, rows);
     T* const* from = reinterpret_cast<T* const*>(saved);
     T* const* to = reinterpret_cast<T* const*>(out);
-    backward(r, from[0], from[1], from[2], Gradients<T>{from[3], from[4], to + 4, to + 4 + r.sources, to[0], to[1], to[2], to[3]});
+    S* const* wide = reinterpret_cast<S* const*>(out);
+    const S* mixed = static_cast<const S*>(saved[3]);
+    const Gradients<S, T> g{mixed, from[4], wide + 4, wide + 4 + r.sources, to[0], to[1], wide[2], to[3]};
+    backward(r, from[0], from[1], from[2], g);
 }
 
 }  // namespace
 
-extern "C" {
-void attend_float(const int64_t* s, double eps, void* const* in, void* const* out) { forward_of<float>(s, eps, in, out); }
-void attend_double(const int64_t* s, double eps, void* const* in, void* const* out) { forward_of<double>(s, eps, in, out); }
-void gradients_float(const int64_t* s, double eps, void* const* in, void* const* saved, void* const* out) {
-    backward_of<float>(s, eps, in, saved, out);
-}
-void gradients_double(const int64_t* s, double eps, void* const* in, void* const* saved, void* const* out) {
-    backward_of<double>(s, eps, in, saved, out);
-}
-}
+#define READS_OF(name, S, T)                                                                                          \
+    extern "C" void attend_##name(const int64_t* sizes, double eps, void* const* in, void* const* out) {              \
+        forward_of<S, T>(sizes, eps, in, out);                                                                        \
+    }                                                                                                                 \
+    extern "C" void gradients_##name(                                                                                 \
+        const int64_t* sizes, double eps, void* const* in, void* const* saved, void* const* out) {                    \
+        backward_of<S, T>(sizes, eps, in, saved, out);                                                                \
+    }
+
+READS_OF(float, float, float)
+READS_OF(double, double, double)
+READS_OF(bfloat16, Bfloat16, float)
+READS_OF(float16, Float16, float)

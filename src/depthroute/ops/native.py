@@ -1,8 +1,9 @@
 """The depth read on a CPU in one pass over the sources of each token (native.cpp, compiled at first use).
 
 Backward keeps references to the sources, one logit a query, source and token, and one scale a source and token; weights
-are computed again. fp32 and fp64 sources are read where they lie: rows may be any distance apart. Sources in half
-precision it keeps once more, in fp32. Gradients repeat to the bit, whatever the number of threads.
+are computed again. Sources are read where they lie, whatever their dtype: rows may be any distance apart. In half
+precision the rows of one token at a time are widened to fp32, and mixtures and gradients are rounded once, as they are
+written. Gradients repeat to the bit, whatever the number of threads.
 """
 
 import ctypes
@@ -20,7 +21,13 @@ from depthroute.ops.building import library
 from depthroute.ops.reference import compute_dtype
 from depthroute.ops.result import Attended
 
-NAMES = {torch.float32: "float", torch.float64: "double"}
+# Of the values: what native.cpp calls its functions.
+NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 
 # A few small tensors: nothing is gained over the specification.
 merge = reference.merge
@@ -39,22 +46,24 @@ def attend(
     dtype, (*token, width) = compute_dtype(values[0]), values[0].shape
     if values[0].device.type != "cpu":
         raise ArgumentError(f"impl: 'native' reads on a CPU, and the values are on {values[0].device}; choose another")
+    if values[0].dtype not in NAMES:
+        readable = ", ".join(str(name) for name in NAMES)
+        raise ArgumentError(f"impl: 'native' reads {readable}; the values are {values[0].dtype}; choose another")
     with torch.autocast("cpu", enabled=False):
         query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
         if prior is not None:
             prior = torch.as_tensor(prior, dtype=dtype).contiguous()
         mixed, lse = None, None
         if before is not None:
-            mixed = before.mixed.reshape(len(queries), -1, width).to(dtype).contiguous()
+            mixed = before.mixed.reshape(len(queries), -1, width).contiguous()
             lse = before.lse.reshape(len(queries), -1).to(dtype).contiguous()
-        sources = [rows(source.to(dtype)) for source in (*(keys or ()), *values)]
+        sources = [rows(source) for source in (*(keys or ()), *values)]
         arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
         if torch.compiler.is_compiling():
             out, total, _, _ = read_op(*arguments, sources)
         else:
             out, total = cast(Any, NativeRead).apply(*arguments, *sources)
-        mixed = out.view(len(queries), *token, width).to(values[0].dtype)
-        return Attended(mixed, total.view(len(queries), *token))
+        return Attended(out.view(len(queries), *token, width), total.view(len(queries), *token))
 
 
 def rows(tensor: Float[Tensor, "*token width"]) -> Float[Tensor, "row width"]:
@@ -74,11 +83,12 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(mixed, lse, logits `query source row`, scales `source row`), the last three for backward; scales are 1 / rms.
 
-    `sources` are the keys, if they are not part of the values, and then the `count` values.
+    `sources` are the keys, if they are not part of the values, and then the `count` values. `mixed` and `mixed_before`
+    have their dtype, all else the queries'.
     """
     out = like_outputs(count, queries, sources)
     inputs = (queries, prior, mixed_before, lse_before)
-    call(f"attend_{NAMES[queries.dtype]}", count, eps, inputs, sources, out)
+    call("attend", count, eps, inputs, sources, out)
     return out
 
 
@@ -104,7 +114,7 @@ def backward(
     inputs = (queries, prior, mixed_before, lse_before)
     inside = (*saved, mixed.contiguous(), lse.contiguous())
     outside = (out[0], *of_rest, *of_keys, *of_sources[-count:])
-    call(f"gradients_{NAMES[queries.dtype]}", count, eps, inputs, sources, inside, outside)
+    call("gradients", count, eps, inputs, sources, inside, outside)
     return out
 
 
@@ -121,14 +131,15 @@ def call(
     assert queries is not None
     (query, rank), (token, width) = queries.shape, values[0].shape
     # Without keys, the last coordinates of the values are scored.
-    skipped = 0 if keys else (width - rank) * queries.itemsize
+    skipped = 0 if keys else (width - rank) * values[0].itemsize
     read = [*(keys or values), *values]
     sizes = [token, width, rank, count, query, torch.get_num_threads(), *(tensor.stride(0) for tensor in read)]
     places = [address(tensor) for tensor in inputs]
     places += [tensor.data_ptr() + skipped for tensor in keys or values] + [value.data_ptr() for value in values]
     groups = [places, *([address(tensor) for tensor in tensors] for tensors in others)]
     arrays = [(ctypes.c_void_p * len(group))(*group) for group in groups]
-    getattr(library(), name)((ctypes.c_int64 * len(sizes))(*sizes), ctypes.c_double(eps), *arrays)
+    function = getattr(library(), f"{name}_{NAMES[values[0].dtype]}")
+    function((ctypes.c_int64 * len(sizes))(*sizes), ctypes.c_double(eps), *arrays)
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -137,12 +148,13 @@ def address(tensor: Tensor | None) -> int | None:
 
 def like_outputs(count: int, queries: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (token, width), query, new = sources[-1].shape, queries.shape[0], queries.new_empty
-    return new((query, token, width)), new((query, token)), new((query, count, token)), new((count, token))
+    mixed = sources[-1].new_empty((query, token, width))
+    return mixed, new((query, token)), new((query, count, token)), new((count, token))
 
 
 def like_gradients(queries: Tensor, sources: Sequence[Tensor], rest: Sequence[Tensor | None]) -> list[Tensor]:
     like = (queries, *sources, *(tensor for tensor in rest if tensor is not None))
-    return [queries.new_empty(tensor.shape) for tensor in like]
+    return [tensor.new_empty(tensor.shape) for tensor in like]
 
 
 class NativeRead(torch.autograd.Function):
