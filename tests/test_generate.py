@@ -64,6 +64,8 @@ def test_draws_follow_the_cut_distribution():
         (PROMPT, 1, Sampling(0, 3), "temperature: 0 takes the likeliest token; leave out top_k"),
         (PROMPT, 1, Sampling(1, 12), "top_k: 12 must lie between 1 and the vocabulary, 11"),
         (PROMPT, 1, Sampling(1, None, 0.0), "top_p: 0.0 must lie above 0"),
+        (PROMPT, 1, Sampling(seed=2**64), r"seed: 18446744073709551616 must lie between 0 and 2\^64 - 1"),
+        (PROMPT, 1, Sampling(seed=-1), "seed: -1 must lie between 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -127,6 +129,9 @@ def test_what_cannot_be_continued_is_one_line(folder, capsys, tmp_path):
         ([folder, "--prompt", "a"], "is a study; name one of its runs"),
         ([unfinished, "--prompt", "a"], "has no final model yet"),
         ([folder / "run", "--prompt", "a", "--temperature", "0", "--top-k", "3"], "temperature: 0 takes the likeliest"),
+        ([folder / "run", "--prompt", "a", "--seed", 2**64], "seed: 18446744073709551616 must lie between 0"),
+        ([folder / "run", "--prompt", "a", "--max-tokens", 10**14], "cache: no memory for 100000000000000 tokens"),
+        ([folder / "run", "--prompt", "a\udcff"], "prompt: is not UTF-8 text"),
     ]:
         assert message in refusal(capsys, "generate", *arguments)
 

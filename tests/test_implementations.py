@@ -75,6 +75,17 @@ def test_no_width_is_special_to_native(width):
     )
 
 
+def test_without_gradients_a_native_read_has_the_same_bits_and_no_autograd(monkeypatch):
+    values = [torch.randn(2, 3, 8) for _ in range(4)]
+    queries = torch.randn(2, 8, requires_grad=True)
+    with_gradients = attend(queries, None, values, eps=EPS, impl="native")
+    monkeypatch.setattr(native, "NativeRead", None)
+    with torch.no_grad():
+        without = attend(queries, None, values, eps=EPS, impl="native")
+    assert torch.equal(without.mixed, with_gradients.mixed)
+    assert torch.equal(without.lse, with_gradients.lse)
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_a_hidden_source_is_hidden_exactly_and_gets_no_gradient(impl):
     queries, *values = leaves((2, 5), *[(3, 5)] * 3)

@@ -40,6 +40,10 @@ def generate(
             prompt = sys.stdin.buffer.read().decode("utf-8")
         except UnicodeDecodeError:
             raise ArgumentError("prompt: standard input is not UTF-8 text") from None
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:  # a byte of the command line that was none
+        raise ArgumentError("prompt: is not UTF-8 text") from None
     if not prompt:
         raise ArgumentError("prompt: it is empty; give some text to go on from")
 

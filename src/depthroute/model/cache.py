@@ -50,7 +50,10 @@ class KeyValueCache(Cache):
             raise ArgumentError(f"cache: has room for {self.capacity} tokens, and these are {end}; make it larger")
         if layer == len(self._kept):
             shape = (*key.shape[:2], self.capacity, key.shape[3])
-            self._kept.append((key.new_empty(shape), value.new_empty(shape)))
+            try:
+                self._kept.append((key.new_empty(shape), value.new_empty(shape)))
+            except RuntimeError:  # what torch raises where memory, or the numbers that count it, are exhausted
+                raise ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller") from None
         keys, values = self._kept[layer]
         keys[:, :, start:end] = key
         values[:, :, start:end] = value

@@ -69,7 +69,7 @@ def choose(logits: Float[Tensor, " vocab"], sampling: Sampling, generator: torch
 
 
 def check(prompt: Tensor, tokens: int, sampling: Sampling, vocab: int) -> None:
-    temperature, top_k, top_p, _ = sampling
+    temperature, top_k, top_p, seed = sampling
     if len(prompt) == 0:
         raise ArgumentError("prompt: it is empty; give at least one token to go on from")
     if tokens < 1:
@@ -82,3 +82,5 @@ def check(prompt: Tensor, tokens: int, sampling: Sampling, vocab: int) -> None:
         raise ArgumentError(f"top_k: {top_k} must lie between 1 and the vocabulary, {vocab}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ArgumentError(f"top_p: {top_p} must lie above 0 and at most at 1")
+    if not 0 <= seed < 2**64:
+        raise ArgumentError(f"seed: {seed} must lie between 0 and 2^64 - 1")

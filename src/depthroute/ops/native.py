@@ -61,8 +61,10 @@ def attend(
         arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
         if torch.compiler.is_compiling():
             out, total, _, _ = read_op(*arguments, sources)
-        else:
+        elif torch.is_grad_enabled():
             out, total = cast(Any, NativeRead).apply(*arguments, *sources)
+        else:  # nothing is kept: where one token is read, autograd's part would be felt
+            out, total, _, _ = forward(*arguments, sources)
         return Attended(out.view(len(queries), *token, width), total.view(len(queries), *token))
 
 
