@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops import triton_kernels as kernels
-from depthroute.ops.triton_operators import ALIGNMENT, COLUMN_TILE, ROW_TILE, TOKENS, tiles
+from depthroute.ops.triton_operators import ADDRESSES, ALIGNMENT, COLUMN_TILE, ROW_TILE, TOKENS, tiles
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -138,8 +138,19 @@ def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
     return [{"width": width} | entry for entry in (*found, report("sum", "fp32", second, 4))]
 
 
+def addresses_kernel() -> dict[str, Any]:
+    """With as many sources as one launch can note."""
+    signature = {"table": "*i64", "tensors": ("*bf16",) * ADDRESSES, "strides": ("i32",) * ADDRESSES}
+    source = ASTSource(fn=kernels.note_addresses, signature=signature, constexprs={})
+    build = triton.compile(source, target=TARGET, options={"num_warps": 4})
+    return report("note addresses", "bf16", build, 4) | {"stores": build.asm["ptx"].count("st.global")}
+
+
 def main() -> None:
-    """Every case in both types, or those that the arguments name by type, width and queries: `bf16:8192:2`."""
+    """Every case in both types, or those that the arguments name by type, width and queries: `bf16:8192:2`.
+
+    `addresses` names the kernel that notes where sources lie.
+    """
     asked = sys.argv[1:]
     found: list[dict[str, Any]] = []
     for dtype in TYPES:
@@ -147,6 +158,8 @@ def main() -> None:
             if not asked or f"{dtype}:{case[0]}:{case[2]}" in asked:
                 found += read_kernels(dtype, *case)
         found += [] if asked else merge_kernels(dtype, 1000) + merge_kernels(dtype, 8192)
+    if not asked or "addresses" in asked:
+        found.append(addresses_kernel())
     print(json.dumps(found))
 
 

@@ -32,6 +32,7 @@ def calls(monkeypatch):
 
     peers = {
         "attnres": SimpleNamespace(
+            reference_attnres=None,  # for a CPU
             attnres=note("attnres", lambda values, query: values[0]),
             attnres_multi=note("attnres_multi", lambda values, queries: torch.stack([values[0]] * len(queries))),
         ),
@@ -71,6 +72,19 @@ def test_what_a_kernel_does_not_cover_is_refused_by_name_and_never_asked(impl, c
         attend(**(GOOD | change), impl=impl)
     assert "\n" not in str(raised.value)
     assert calls == []
+
+
+def test_without_their_reference_the_kernels_of_fast_attnres_are_not_asked_on_a_cpu(calls):
+    del sys.modules["attnres"].reference_attnres
+    with pytest.raises(ArgumentError, match="impl 'fast_attnres' does not cover sources on cpu, only on a GPU"):
+        attend(**GOOD, impl="fast_attnres")
+    assert calls == []
+
+
+def test_fla_is_not_given_rows_that_begin_off_16_bytes(calls):
+    odd = torch.zeros(3 * 8 + 1, **BF16)[1:].view(3, 8)
+    with pytest.raises(ArgumentError, match="impl 'fla' does not cover rows that are not aligned to 16 bytes"):
+        attend(**(GOOD | {"values": [GOOD["values"][0], odd]}), impl="fla")
 
 
 def test_liger_adds_gradients_by_atomics_and_is_refused_where_runs_must_repeat(calls):

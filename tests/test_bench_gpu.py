@@ -36,6 +36,24 @@ def test_a_check_tells_an_error_or_a_refusal(monkeypatch: pytest.MonkeyPatch):
     assert "impl 'fla'" in refused["refused"]
 
 
+def test_what_a_peers_kernel_raises_is_written_down_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    def broken(*arguments: object) -> list[torch.Tensor]:
+        raise AssertionError
+
+    monkeypatch.setattr(gpu, "read_and_gradients", broken)
+    assert gpu.check("fla", 16, torch.device("cpu"), tokens=3)["refused"] == "AssertionError: it says nothing"
+    rows = gpu.timed(broken, 16, torch.device("cpu"), 1.0)
+    assert [row["impl"] for row in rows] == list(IMPLEMENTATIONS)
+    assert {row["refused"] for row in rows} == {"AssertionError: it says nothing"}
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(RunError, match=r"out: cannot be written; choose another --out"):
+        gpu.run(tmp_path / "out")
+
+
 def test_the_table_shows_times_shares_and_what_was_refused():
     row = {"width": 1024, "work": "read", "copy_share": 0.5, "refused": None}
     rows = [

@@ -87,7 +87,7 @@ def test_the_page_says_what_a_reader_must_know_before_relying_on_it(page: Page) 
     for words in (
         "1 planned run is not finished",
         f"Plan amended once; the last when 7 of 22 runs were finished: {WHY}.",
-        "Warning: contrasts, margins, seeds or the level were changed after runs had finished",
+        "Warning: contrasts, crossings, margins, seeds or the level were changed after runs had finished",
         "2026-12-01 08:00, when 7 of 22 runs were finished",
         "Equivalence tests are not corrected for the number of contrasts",
         "A secondary contrast is called nothing but equivalent or identical",

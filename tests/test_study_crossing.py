@@ -13,7 +13,7 @@ from depthroute.study.amend import design_differences
 from depthroute.study.cells import Planned
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.preview import render as preview
-from depthroute.study.table import render
+from depthroute.study.table import amendment_lines, render
 from studies import raw_study
 
 ARMS, SEEDS = ["block", "rd"], [1, 2, 3, 4, 5, 6]
@@ -141,8 +141,12 @@ def test_a_margin_or_tolerance_that_changes_after_planning_is_a_difference_from_
     digests = dict.fromkeys((run.cell for run in plan_runs(before)), "")
     plan = {"study": before.model_dump(mode="json"), "config_digests": digests}
     after = Study.parse(crossed(parity={"tolerance": {"fp32": 1e-3}}, crossings=[{"factor": "rate", "margin": 0.02}]))
-    assert design_differences(plan, after) == [
+    lines = design_differences(plan, after)
+    assert lines == [
         "removes crossing of rate on validation, margin 0.01",
         "adds crossing of rate on validation, margin 0.02",
         "parity.tolerance.fp32 was 1e-05, is now 0.001",
     ]
+    amendment = {"runs_finished": 4, "why": "It did not hold.", "changes": lines}
+    said = amendment_lines({"provenance": {"amendments": [amendment]}})
+    assert said[-1].startswith("warning: contrasts, crossings, margins, seeds or the level were changed")

@@ -230,6 +230,7 @@ def everything(path: Path) -> list[Planned]:
         ("tuning", TUNING | {"grid": {"length": [64]}}, "tuning: length cannot be tuned"),
         ("tuning", TUNING | {"grid": {"tokens": [64]}}, "tuning: tokens cannot be tuned"),
         ("tuning", TUNING | {"grid": {"seed": [64]}}, "tuning: seed cannot be tuned"),
+        ("tuning", TUNING | {"grid": {"impl": ["reference", "compiled"]}}, "tuning: impl cannot be tuned"),
         ("tuning", TUNING | {"grid": {"model.layers": [2]}}, "tuning: model.layers is set by cross.size.two too"),
         ("tuning", TUNING | {"grid": {"model.residual.blocks": [2]}}, "model.residual.blocks is set by arm 'rd' too"),
         ("tuning", TUNING | {"grid": {"clip": ["x"]}}, "arm 'prenorm' at size=two at rate=low with clip=x: clip: "),

@@ -251,7 +251,7 @@ def test_an_amendment_is_dated_and_keeps_its_reason_and_what_came_before(
     assert results["provenance"]["amendments"] == [amendment]
     text = render(results)
     assert "plan amended once; the last when 4 of 4 runs were finished: A reviewer asked." in text
-    assert "warning: contrasts, margins, seeds or the level were changed after runs had finished" in text
+    assert "warning: contrasts, crossings, margins, seeds or the level were changed after runs had finished" in text
     with pytest.raises(RunError, match="there is nothing to amend"):
         commands.amend(study, "Again.", place, folder / "data")
 

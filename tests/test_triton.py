@@ -311,7 +311,7 @@ def test_backward_keeps_references_to_sources_and_numbers_a_token(device):
 
 
 @pytest.mark.parametrize(("keys", "queries"), [("tail", 1), ("tail", 4), ("own", 3)])
-def test_each_source_is_read_once_forward_and_once_backward_whatever_the_queries(keys, queries, device, monkeypatch):
+def test_each_source_is_read_once_forward_and_once_backward_for_up_to_four_queries(keys, queries, device, monkeypatch):
     if device.type == "cuda":
         pytest.skip("loads are counted in the interpreter")
     from triton.runtime.interpreter import InterpreterBuilder

@@ -8,10 +8,12 @@ turns. Three works at each width, in bf16, with eight blocks and the embedding a
     step     forward and backward of a small role-decoupled model under autocast
 
 `copy_share` compares with a copy measured in the same run: the least that must be read and written for the work (a
-step has none), over what a copy moves in that time. What an implementation refuses is written down as it says it.
+step has none), over what a copy moves in that time. What an implementation refuses, and what a peer's kernel raises, is
+written down as it says it.
 """
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute import config
+from depthroute import config, runs
 from depthroute.errors import ArgumentError, RunError
 from depthroute.model.transformer import Transformer
 from depthroute.ops import IMPLEMENTATIONS, SPECIFICATION, Attended, attend, merge
@@ -47,6 +49,9 @@ def run(out: Path) -> Row:
     """Check, time, and write `gpu.json` into `out`. RunError without a GPU, or if an implementation is wrong."""
     if not torch.cuda.is_available():
         raise RunError("bench gpu: there is no GPU here that torch can use; run it where `nvidia-smi` shows one")
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK):
+        raise RunError(f"{out}: cannot be written; choose another --out")
     start, device = time.monotonic(), torch.device("cuda")
     checks = [check(impl, width, device) for width in WIDTHS for impl in IMPLEMENTATIONS]
     wrong = [one for one in checks if one["error"] is not None and not one["error"] <= TOLERANCE]
@@ -74,8 +79,7 @@ def run(out: Path) -> Row:
         "checks": checks,
         "rows": rows,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / RESULTS).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    runs.write_atomic(out / RESULTS, json.dumps(found, indent=2).encode() + b"\n")
     return found
 
 
@@ -116,14 +120,20 @@ def check(impl: str, width: int, device: torch.device, tokens: int = CHECKED_TOK
     values, queries = sources(width, tokens, device), queries_of(QUERIES, width, device)
     try:
         ours = read_and_gradients(queries, values, impl)
-    except ArgumentError as error:
-        return {"impl": impl, "width": width, "error": None, "refused": str(error)}
+    except Exception as error:  # whatever a peer's kernel raises
+        return {"impl": impl, "width": width, "error": None, "refused": said(error)}
     doubles = [one.detach().double().requires_grad_() for one in (queries, *values)]
     theirs = read_and_gradients(doubles[0], doubles[1:], SPECIFICATION)
     errors = [
         float((mine.double() - exact).abs().max() / exact.abs().max()) for mine, exact in zip(ours, theirs, strict=True)
     ]
     return {"impl": impl, "width": width, "error": max(errors), "refused": None}
+
+
+def said(error: Exception) -> str:
+    """One line; the kind too, where it is not our own."""
+    first = next(iter(str(error).splitlines()), "it says nothing")
+    return first if isinstance(error, ArgumentError) else f"{type(error).__name__}: {first}"
 
 
 def read_and_gradients(queries: Tensor, values: Sequence[Tensor], impl: str) -> list[Tensor]:
@@ -200,8 +210,8 @@ def timed(
         try:
             work, moved = prepare(impl, width, device)
             graphs[impl] = captured(work)
-        except (ArgumentError, RuntimeError) as error:
-            refused[impl] = str(error).splitlines()[0]
+        except Exception as error:
+            refused[impl] = said(error)
     turns = [{impl: seconds_of(graph) for impl, graph in graphs.items()} for _ in range(TURNS)]
     rows: list[Row] = []
     for impl in IMPLEMENTATIONS:

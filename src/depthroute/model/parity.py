@@ -28,11 +28,13 @@ class Parity(NamedTuple):
     worst: str
 
 
-def measure(config: ModelConfig, impl: str, token: tuple[int, int], device: torch.device, half: bool) -> Parity:
-    """`token` is batch and length. `half` says that the run is autocast to bf16."""
+def measure(
+    config: ModelConfig, impl: str, token: tuple[int, int], device: torch.device, half: bool, two_phase: bool = False
+) -> Parity:
+    """`token` is batch and length. `half`: the run is autocast to bf16; `two_phase`: its blocks read so."""
     drawn = Drawn(config, token, torch.bfloat16 if half else torch.float32)
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        ours = drawn.lead(config.residual.build(config.width, config.layers, impl, False), device, None)
+        ours = drawn.lead(config.residual.build(config.width, config.layers, impl, two_phase), device, None)
     theirs = drawn.lead(config.residual.build(config.width, config.layers, SPECIFICATION, False), device, torch.float64)
     found = [largest(mine, exact) for mine, exact in zip(ours, theirs, strict=True)]
     (forward, read), (gradient, leaf) = found

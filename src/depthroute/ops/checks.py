@@ -62,6 +62,11 @@ def check_attend(
                 raise ArgumentError(f"{name}: fp64, but the values have {values[0].dtype}; cast one")
 
 
+def check_norm_eps(norm_eps: float) -> None:
+    if not (math.isfinite(norm_eps) and norm_eps >= 0):
+        raise ArgumentError(f"norm_eps: {norm_eps} must be finite and not negative")
+
+
 def check_prior(prior: Sequence[float] | Tensor | None, sources: int) -> None:
     """-inf is allowed: it hides a source. The numbers of a tensor are not looked at: that would wait for the device."""
     if prior is None:

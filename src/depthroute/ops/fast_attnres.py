@@ -1,8 +1,8 @@
 """The kernels of the package fast-attnres as one more implementation, for the reads that they cover.
 
 Up to 16 queries over up to 129 sources of a width up to 8192, scored by the values' last coordinates. A gain is folded
-into the query, and the query is rounded to the dtype of the sources, which is what the kernels take. They give no
-lse: it is NaN here, and what is read so cannot be merged.
+into the query, and the query is rounded to the dtype of the sources, which is what the kernels take. From version 2 on
+they need a GPU. They give no lse: it is NaN here, and what is read so cannot be merged.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,9 @@ def attend(
             f"{len(queries)} queries, only up to 16": len(queries) > 16,
             f"width {values[0].shape[-1]}, only up to 8192": values[0].shape[-1] > 8192,
             "an eps of 0": eps == 0,
+            # Its first version has a reference beside the kernels, for a CPU.
+            f"sources on {values[0].device}, only on a GPU": values[0].device.type != "cuda"
+            and not hasattr(peer, "reference_attnres"),
             "several queries before version 2": several and not hasattr(peer, "attnres_multi"),
         },
     )

@@ -37,7 +37,8 @@ def attend(
             "a prior": prior is not None,
             "a read that goes on from another": before is not None,
             f"{values[0].dtype} sources": values[0].dtype == torch.float64,
-            "rows that are not aligned to 16 bytes": width * values[0].itemsize % 16 != 0,
+            "rows that are not aligned to 16 bytes": width * values[0].itemsize % 16 != 0
+            or any(value.data_ptr() % 16 != 0 for value in values),
             f"sources on {values[0].device}, only on a GPU": values[0].device.type != "cuda",
         },
     )

@@ -1,9 +1,10 @@
-"""The read in kernels of our own: forward and backward read each source once, for all queries at a site.
+"""The read in kernels of our own: each source is read once forward and once backward, for up to four queries at a time.
 
     mixed, lse = attend(...)    as `reference.attend`; `attend_normed` also applies the PreNorm that follows
     merge(first, second)        as `reference.merge`
 
-Nothing is kept for backward but references to the sources and some numbers a token. Sources are fp16, bf16 or fp32, and
+Above a width of 4096 it is two queries at a time. Nothing is kept for backward but references to the sources and the
+mixture, and some numbers a token. Sources are fp16, bf16 or fp32, and
 computed in fp32; fp64 is computed in fp64. A CPU can only run Triton's interpreter, which is for tests. Needs the extra
 `kernels`. Derivation and tiles: docs/kernels.md.
 """
@@ -16,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
+from depthroute.ops.checks import check_attend, check_norm_eps
 from depthroute.ops.reference import compute_dtype
 from depthroute.ops.result import Attended
 
@@ -46,7 +48,13 @@ def attend_normed(
     gain: Float[Tensor, " rank"] | None,
     norm_eps: float,
 ) -> Attended:
-    """`attend`, but with mixed / sqrt(mean(mixed^2) + norm_eps) as mixed: the gain-free PreNorm of the sublayer."""
+    """`attend`, but with mixed / sqrt(mean(mixed^2) + norm_eps) as mixed: the gain-free PreNorm of the sublayer.
+
+    Raises:
+        ArgumentError: as `ops.attend`; norm_eps not finite, or negative.
+    """
+    check_attend(queries, keys, values, prior, None, eps, gain)
+    check_norm_eps(norm_eps)
     return launch(queries, keys, values, prior, eps, gain, norm_eps)
 
 

@@ -3,7 +3,7 @@
 """The kernels of the read, in the words of `reference.py`; docs/kernels.md derives them.
 
 A program reads a run of tokens, one after another, and at each token all sources, one after another. It holds the whole
-width of a source and all its queries at once, so that a source comes from memory once whatever the number of queries.
+width of a source and as many queries as fit beside it, so that a source comes from memory once for all of these.
 Sources are found by their addresses: they are never stacked, and one compiled kernel serves any number of them.
 
     table      [source, 2]          address of a source's first row, and coordinates between rows

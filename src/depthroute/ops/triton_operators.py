@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from depthroute.errors import ArgumentError
 from depthroute.ops import triton_kernels
 
 kernels: Any = triton_kernels
@@ -70,12 +71,13 @@ class Table(NamedTuple):
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "Table":
         rows = torch.empty(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
-        strides = [row_stride(tensor) or 0 for tensor in tensors]
+        strides = [row_stride(tensor) for tensor in tensors]
+        if None in strides:
+            raise ArgumentError("a source's rows do not lie at equal distances; call .contiguous() on it first")
         for start in range(0, len(tensors), ADDRESSES):
             part = slice(start, start + ADDRESSES)
             kernels.note_addresses[(1,)](rows[part], tuple(tensors[part]), tuple(strides[part]))
-        bits = [tensor.data_ptr() for tensor in tensors]
-        bits += [number * tensors[0].itemsize for number in strides]
+        bits = [*(tensor.data_ptr() for tensor in tensors), *(n * tensors[0].itemsize for n in strides if n)]
         return cls(rows, math.gcd(ALIGNMENT, *bits))
 
 
@@ -331,8 +333,7 @@ def join_backward(
 def room_for_join_backward(
     first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor, mixed_grad: Tensor, lse_grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    like = (first, second, first_lse, second_lse)
-    one, two, three, four = (tensor.new_empty(tensor.shape) for tensor in like)
+    one, two, three, four = (like.new_empty(like.shape) for like in (first, second, first_lse, second_lse))
     return one, two, three, four
 
 

@@ -59,9 +59,9 @@ def conduct(
     with Dashboard(console) as dashboard, claimed(directory, dashboard.say) as lock:
         try:
             plan = ready(study, text, directory, data_root, dashboard, file)
+            pass_gate(study, plan, plan_runs(study), directory, dashboard.say)
         except KeyboardInterrupt:
             return {}, Outcome([], signal.SIGINT)
-        pass_gate(study, plan, plan_runs(study), directory, dashboard.say)
         number = workers or study.workers or at_a_time(plan_runs(study)[0].config)
         outcome = tune(study, number, directory, data_root, lock, dashboard)
         final = planned(study, directory)

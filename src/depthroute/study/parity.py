@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from depthroute import runs
 from depthroute.errors import ConfigError, RunError
 from depthroute.model.parity import Parity, measure
 from depthroute.study import formats, seal
@@ -44,17 +45,18 @@ def check_tolerance(study: Study, impls: Mapping[str, str], cells: Mapping[str, 
 
 
 def pass_gate(
-    study: Study, plan: Mapping[str, Any], runs: Sequence[Planned], directory: Path, say: Callable[[str], None]
+    study: Study, plan: Mapping[str, Any], planned: Sequence[Planned], directory: Path, say: Callable[[str], None]
 ) -> None:
-    """Nothing where one implementation computes all. Else measure, unless it was under this plan, and keep the errors.
+    """Nothing where one implementation computes all. Else measure and keep the errors, unless they are known.
 
-    `plan` is the content of prereg.json, `runs` what it stands for. RunError names the worst error if it is too large.
+    They are of this plan, and of this device as long as a run is to be trained. `plan` is the content of prereg.json,
+    `planned` its runs. RunError names the worst error if it is too large.
     """
     if study.parity is None or isinstance(plan["impl"], str):
         return
-    found = read(directory)
-    if found is None or found["plan"] != plan["digest"]:
-        cells = {run.cell: run for run in runs if not run.replicate}
+    cells = {run.cell: run for run in planned if not run.replicate}
+    found = read_of(plan, directory)
+    if found is None or (moved(found, cells) and unfinished(planned, directory)):
         say(f"parity: {len(cells)} configurations are measured against fp64, forward and in every gradient")
         tolerance: dict[str, float] = {**study.parity.tolerance}
         body = {"plan": plan["digest"], "tolerance": tolerance, "entries": entries(cells, plan["impl"], tolerance)}
@@ -70,6 +72,21 @@ def pass_gate(
         )
 
 
+def read_of(plan: Mapping[str, Any], directory: Path) -> Entry | None:
+    """What was measured under this plan, None if nothing was: another plan has other configurations."""
+    found = read(directory)
+    return found if found is not None and found["plan"] == plan["digest"] else None
+
+
+def moved(found: Entry, cells: Mapping[str, Planned]) -> bool:
+    """Whether it was measured on another device than the runs would have now."""
+    return any(one["device"] != device.name(device.choose(cells[one["cell"]].config)) for one in found["entries"])
+
+
+def unfinished(plan: Sequence[Planned], directory: Path) -> bool:
+    return not all(runs.finished(run.directory(directory)) for run in plan)
+
+
 def read(directory: Path) -> Entry | None:
     """What was measured, None if nothing was. RunError if the file was edited."""
     path = directory / PARITY
@@ -83,11 +100,12 @@ def entries(cells: Mapping[str, Planned], impls: Mapping[str, str], tolerance: M
     for cell, run in cells.items():
         impl, place, precision = impls[cell], device.choose(run.config), run.config.precision
         token = (run.config.batch // run.config.accumulation, run.config.length)
-        model = run.config.model
-        key = f"{model.residual!r} {model.width} {model.layers} {token} {impl} {place} {precision} {run.config.threads}"
+        model, two_phase = run.config.model, run.config.reads == "two_phase"
+        shape = f"{model.residual!r} {model.width} {model.layers} {token}"
+        key = f"{shape} {impl} {place} {precision} {run.config.threads} {two_phase}"
         if key not in known:
             with threads(run.config.threads):
-                known[key] = measure(model, impl, token, place, half=precision == "bf16")
+                known[key] = measure(model, impl, token, place, precision == "bf16", two_phase)
         forward, gradient, worst = known[key]
         found.append(
             {

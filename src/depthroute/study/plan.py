@@ -252,7 +252,7 @@ def _check_keys(study: Study) -> None:
         return
     for arm in study.arms:
         grid = study.tuning.of(arm)
-        if key := unpaired(grid) or clash(grid, {"tokens": 0}):
+        if key := unpaired(grid) or clash(grid, {"tokens": 0, "impl": ""}):
             raise ConfigError(f"tuning: {key} cannot be tuned: what is chosen must be comparable")
         for place, factor, changes in sets:
             if (factor is not None or place == f"arm '{arm}'") and (key := clash(grid, changes)):

@@ -53,7 +53,7 @@ def collect(
         "runs": entries,
         "contrasts": planned_contrasts(prereg),
         "crossings": planned_crossings(prereg),
-        "parity": parity.read(directory),
+        "parity": parity.read_of(prereg, directory),
         "tuning": tuning(prereg, directory),
         "power": prereg["power"],
         "missing": [missing(run, directory) for run in plan if run not in complete],

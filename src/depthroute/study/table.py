@@ -60,8 +60,8 @@ def amendment_lines(results: Entry) -> list[str]:
     late = [one for one in amendments if one["runs_finished"]]
     if any(_rejudges(line) for one in late for line in one["changes"]):
         lines.append(
-            "warning: contrasts, margins, seeds or the level were changed after runs had finished, so not all "
-            "verdicts were fixed beforehand"
+            "warning: contrasts, crossings, margins, seeds or the level were changed after runs had finished, so not "
+            "all verdicts were fixed beforehand"
         )
     return lines
 
@@ -76,7 +76,8 @@ def times(number: int) -> str:
 
 
 def _rejudges(change: str) -> bool:
-    return change.startswith(("significance", "adds contrast", "removes contrast", "adds seed", "removes seed"))
+    judging = ("contrast", "crossing", "seed")
+    return change.startswith(("significance", *(f"{what} {of}" for what in ("adds", "removes") for of in judging)))
 
 
 def repeat_words(floor: float) -> str:
