@@ -2,10 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from networks import ADDITIVE, EVERY, attnres, config, describe, initial
+from networks import ADDITIVE, EVERY, WIDTH, attnres, config, describe, initial, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from depthroute import cli, presets
@@ -13,6 +14,7 @@ from depthroute.errors import ArgumentError, RunError
 from depthroute.model.cost import cost, forward_flops, training_flops
 from depthroute.model.sublayers import Attention
 from depthroute.model.transformer import ModelConfig, Observer
+from depthroute.ops import attend
 from depthroute.train.start import compare
 
 
@@ -174,16 +176,35 @@ def test_bytes_of_reads_of_four_layers_in_two_blocks_counted_by_hand():
     # Sites 1 to 4 weigh 2, 2, 3 and 3 sources for 1, 2, 1 and 1 routes; sites 1 and 3 have a live sum.
     assert cost(model, LENGTH, element=2, stages=2).read_bytes == {
         "direct": 2 * 15 * (2 + 2 + 3 + 3 + 5),
-        "two_phase": 2 * 15 * (1 + 2 + 3) + 2 * 15 * (3 + 2 + 3 + 1) + 2 * (2 * 4 + 2 * 15),
+        # The first block, and the first site of the second, read all at once; sites 3 and 4 join one source each.
+        "two_phase": 2 * 15 * ((2 + 1) + (2 + 2)) + 2 * (2 * 15 * (3 + 1) + 2 * 4),
     }
     # The one boundary, before site 2, has two sources where the running sum is one.
     assert cost(model, LENGTH, element=2, stages=2).sent_bytes == {"running_sum": 30, "extra": 30}
 
 
-def test_two_phases_of_a_model_without_blocks_are_the_direct_reads():
-    for keys in ("value", {"projected": 3}):
-        moved = initial(attnres("full", keys)).residual.bytes(2)
-        assert moved.direct == moved.two_phase
+SCHEDULED = [("full", "value"), ("full", {"subset": {"rank": 3, "seed": 5}}), ({"blocks": 1}, "value")]
+SCHEDULED += [({"blocks": 2}, {"projected": 3}), ({"blocks": 4}, {"sliced": 3}), ({"block_sublayers": 4}, "value")]
+
+
+@pytest.mark.parametrize("schedule", ["direct", "two_phase"])
+@pytest.mark.parametrize("routes", ["shared", "qk_v", "average"])
+@pytest.mark.parametrize(("sources", "keys"), SCHEDULED, ids=str)
+def test_bytes_moved_are_those_of_the_reads_that_are_carried_out(sources, keys, routes, schedule, monkeypatch):
+    model, moved = initial(attnres(sources, keys, routes), computed={"reads": schedule}), 0
+
+    def noted(queries, keys, values, prior=None, before=None, **options):
+        nonlocal moved
+        mixtures = 2 * len(queries) * WIDTH
+        moved += sum(2 * tensor.shape[-1] for tensor in (*values, *(keys or ()))) + mixtures
+        if before is not None:  # partial mixtures are read again; their log-normalisers were written, and are read
+            moved += mixtures + 2 * 4 * len(queries)
+        return attend(queries, keys, values, prior, before, **options)
+
+    for place in ("depthroute.residuals.attnres.attend", "depthroute.residuals.attnres.routes.attend"):
+        monkeypatch.setattr(place, noted)
+    model(tokens())
+    assert moved == getattr(model.residual.bytes(2), schedule)
 
 
 def test_two_phases_move_less_where_blocks_are_long():
@@ -230,6 +251,16 @@ def test_the_command_prints_one_table_of_several_presets_and_the_same_numbers_as
     assert found["rd-plr"]["parameters"]["total"] == 516_632_800
     assert f"{found['rd-plr']['added_percent']:.4f}" == "1.0998"
     assert "1.0998" in table
+
+
+def test_a_config_is_counted_at_its_own_length_and_precision_and_in_no_more_stages_than_layers(user, tmp_path):
+    own = tmp_path / "own.yaml"
+    example = Path(__file__).parents[1].joinpath("examples/tiny.yaml").read_text(encoding="utf-8")
+    own.write_text(example.replace("  size: tiny", "  layers: 2\n  size: tiny"))
+    found = json.loads(user(str(own), "rd", "--json")[1])
+    assert [(one["length"], one["element"], one["stages"]) for one in found.values()] == [(128, 4, 2), (2048, 2, 4)]
+    first = user(str(own), "rd")[1].splitlines()[0]
+    assert first == ("a token of 128 / 2,048 in a causal sequence; coordinates of 4 / 2 bytes; 2 / 4 pipeline stages")
 
 
 @pytest.mark.parametrize(

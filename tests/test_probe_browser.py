@@ -109,3 +109,8 @@ def test_two_runs_stand_side_by_side(two, tab):
 def test_error_bars_are_the_t_interval_over_seeds_and_a_run_alone_has_none():
     assert depth.over_runs([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2.4841377), abs=1e-6)
     assert depth.over_runs([1.0]) == (1.0, 0.0)
+
+
+def test_a_live_sum_stands_in_the_column_of_its_block():
+    sources = ("embedding", "block 1", "live sum", "attention 3", "mlp 4")
+    assert [depth.short(source, column) for column, source in enumerate(sources)] == ["e", "1", "2", "a3", "m4"]

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from depthroute import cli
+from depthroute.probe.inspect import write
 from studies import depthroute, trained_folder
 
 trained = pytest.fixture(scope="module")(trained_folder)
@@ -151,3 +152,21 @@ def test_intervene_says_that_prenorm_has_nothing_to_change(user):
 def test_without_pyarrow_inspect_says_what_to_install_before_it_works(user, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "writing Parquet needs pyarrow: pip install 'depthroute[parquet]'" in refused(*user("inspect", RD))
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(user, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    message = refused(*user("inspect", RD, "--out", tmp_path / "file" / "below"))
+    assert message == f"error: {tmp_path}/file/below: cannot be written; name another place with --out\n"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_no_table_of_an_earlier_text_is_left_beside_new_numbers(tmp_path):
+    def written(tables: dict[str, list[dict[str, int]]], parquet: bool) -> set[str]:
+        write({"run": [{"run": "run", "seed": 1, "tables": tables}]}, tmp_path, parquet)
+        return {path.name for path in tmp_path.iterdir()}
+
+    tables = {"weights": [{"site": 1}], "depth": [{"site": 0}]}
+    assert written(tables, True) == {"inspect.json", "weights.parquet", "depth.parquet"}
+    assert written(tables | {"weights": []}, True) == {"inspect.json", "depth.parquet"}
+    assert written(tables, False) == {"inspect.json"}

@@ -1,7 +1,7 @@
 """`depthroute cost`: what a model costs, and what its depth reads add."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from depthroute.data import BpeTokenizer, FileTokenizer
     from depthroute.model.transformer import ModelConfig
 
-SIZE, LENGTH = "lr-0.5b", 2048
+SIZE, LENGTH, PRECISION, STAGES = "lr-0.5b", 2048, "bf16", 4
 BYTES = {"bf16": 2, "fp32": 4}
 
 
@@ -30,8 +30,13 @@ def cost(
     vocab: Annotated[
         int | None, typer.Option(min=1, help="Tokens of the vocabulary, where the model names none.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="Of activations: bf16 or fp32.")] = "bf16",
-    stages: Annotated[int, typer.Option(min=1, help="Of a pipeline, for what is sent between them.")] = 4,
+    precision: Annotated[
+        str | None, typer.Option(help="Of activations: bf16 or fp32.", show_default="a config's own, else bf16")
+    ] = None,
+    stages: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a pipeline, for what is sent between them.", show_default="4, or all layers"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Count parameters, FLOPs, bytes and memory of models, the depth reads apart. Several give one table."""
@@ -39,20 +44,21 @@ def cost(
     from depthroute.model.cost import cost as counted
     from depthroute.schema import nearest
 
-    if precision not in BYTES:
+    if precision not in (None, *BYTES):
         raise ConfigError(f"--precision: '{precision}' is unknown {nearest(precision, list(BYTES))}")
     found: dict[str, dict[str, Any]] = {}
     for name in models:
-        config, own_length = described(name, size, vocab)
-        found[name] = counted(config, length or own_length, element=BYTES[precision], stages=stages).plain()
+        config, own_length, own_precision = described(name, size, vocab)
+        element, cut = BYTES[precision or own_precision], stages or min(STAGES, config.layers)
+        found[name] = counted(config, length or own_length, element=element, stages=cut).plain()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
     show(found)
 
 
-def described(name: str, size: str | None, vocab: int | None) -> "tuple[ModelConfig, int]":
-    """The model that an argument names, with a vocabulary, and the length of its sequences."""
+def described(name: str, size: str | None, vocab: int | None) -> "tuple[ModelConfig, int, str]":
+    """The model that an argument names, with a vocabulary, the length of its sequences and its precision."""
     from depthroute.config import load
     from depthroute.errors import ConfigError
     from depthroute.model.transformer import ModelConfig
@@ -63,10 +69,10 @@ def described(name: str, size: str | None, vocab: int | None) -> "tuple[ModelCon
         if size is not None:
             raise ConfigError(f"--size goes with a preset; {name} says its own size")
         run = load(Path(name))
-        model, length, tokenizer = run.model, run.length, run.data.tokenizer
+        model, length, precision, tokenizer = run.model, run.length, run.precision, run.data.tokenizer
     elif name in PRESETS:
         model = ModelConfig.parse(expand_model({"size": size or SIZE, "residual": name}), "model")
-        length, tokenizer = LENGTH, None
+        length, precision, tokenizer = LENGTH, PRECISION, None
     else:
         raise ConfigError(f"'{name}' is no file and no preset {nearest(name, list(PRESETS))}")
     if model.vocab is not None and vocab is not None:
@@ -74,7 +80,7 @@ def described(name: str, size: str | None, vocab: int | None) -> "tuple[ModelCon
     known = model.vocab or vocab or vocabulary(tokenizer)
     if known is None:
         raise ConfigError(f"--vocab: size '{size}' names no vocabulary; say how large, such as --vocab 1024")
-    return model.model_copy(update={"vocab": known}), length
+    return model.model_copy(update={"vocab": known}), length, precision
 
 
 def vocabulary(tokenizer: "str | BpeTokenizer | FileTokenizer | None") -> int | None:
@@ -92,10 +98,8 @@ def show(found: Mapping[str, Mapping[str, Any]]) -> None:
     from depthroute.study.table import columns
 
     first = next(iter(found.values()))
-    typer.echo(
-        f"a token of {first['length']:,} in a causal sequence; coordinates of {first['element']} bytes; "
-        f"{first['stages']} pipeline stages"
-    )
+    lengths, bytes_, stages = (joined(one[key] for one in found.values()) for key in ("length", "element", "stages"))
+    typer.echo(f"a token of {lengths} in a causal sequence; coordinates of {bytes_} bytes; {stages} pipeline stages")
     if len(found) > 3:
         rows = {name: summary(one) for name, one in found.items()}
         lines = [["", *summary(first)], *([name, *row.values()] for name, row in rows.items())]
@@ -105,6 +109,12 @@ def show(found: Mapping[str, Mapping[str, Any]]) -> None:
         lines = [["", *rows], *([label, *(row.get(label, "-") for row in rows.values())] for label in labels)]
     for line in columns(lines):
         typer.echo(line)
+
+
+def joined(numbers: Iterable[int]) -> str:
+    """The number of all models; where they differ, those of each in turn."""
+    each = [f"{number:,}" for number in numbers]
+    return each[0] if len(set(each)) == 1 else " / ".join(each)
 
 
 def summary(one: Mapping[str, Any]) -> dict[str, str]:

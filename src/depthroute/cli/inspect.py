@@ -32,17 +32,18 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Measure depth weights, routes, norms and gradients on held-out text, into numbers and one page."""
-    from depthroute.probe.inspect import check_parquet, write
+    from depthroute.probe.inspect import check_parquet, check_place, write
     from depthroute.report import depth
     from depthroute.train.progress import TrainingProgress
 
     if not no_parquet:
         check_parquet()
+    directory = out or directories[0] / "inspect"
+    check_place(directory)
     groups: dict[str, list[dict[str, Any]]] = {}
     with TrainingProgress(shown=True) as progress:
         for label, run in chosen(directories):
             groups.setdefault(label, []).append(inspected(run, data, held_out, text or [], tokens, progress))
-    directory = out or directories[0] / "inspect"
     content = write(groups, directory, not no_parquet)
     page = depth.write(content, directory, f"Depth reads of {' and '.join(map(str, directories))}")
     if as_json:

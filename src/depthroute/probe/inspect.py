@@ -1,6 +1,8 @@
 """Everything that is measured of a trained run, as plain data, and its files: JSON and Parquet."""
 
+import io
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,25 +64,42 @@ def check_parquet() -> None:
         ) from None
 
 
+def check_place(directory: Path) -> None:
+    """RunError where the directory cannot be written, before hours of work. Makes nothing."""
+    nearest = next(place for place in (directory, *directory.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise RunError(f"{directory}: cannot be written; name another place with --out")
+
+
 def write(groups: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path, parquet: bool) -> dict[str, Any]:
     """Write inspect.json and, if asked for, a Parquet file a table into the directory. Returns the JSON's content.
+
+    Parquet files that lie there from before and are not written anew are removed.
 
     `groups` are inspected runs by label: an arm's seeds, or a run alone.
     """
     content = {"format": FORMAT, "groups": [{"label": label, "runs": list(found)} for label, found in groups.items()]}
     directory.mkdir(parents=True, exist_ok=True)
     runs.write_atomic(directory / NUMBERS, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
-    if parquet:
-        import pyarrow
-        import pyarrow.parquet
-
-        inspected = [(label, run) for label, found in groups.items() for run in found]
-        for name in inspected[0][1]["tables"]:
-            rows = [
-                {"group": label, "run": run["run"], "seed": run["seed"], **row}
-                for label, run in inspected
-                for row in run["tables"][name]
-            ]
-            if rows:
-                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), directory / f"{name}.parquet")
+    inspected = [(label, run) for label, found in groups.items() for run in found]
+    for name in inspected[0][1]["tables"]:
+        rows = [
+            {"group": label, "run": run["run"], "seed": run["seed"], **row}
+            for label, run in inspected
+            for row in run["tables"][name]
+        ]
+        path = directory / f"{name}.parquet"
+        if parquet and rows:
+            runs.write_atomic(path, as_parquet(rows))
+        else:  # one of an earlier text would pass for this one's
+            path.unlink(missing_ok=True)
     return content
+
+
+def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file.getvalue()

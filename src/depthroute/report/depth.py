@@ -128,14 +128,14 @@ def depth_map(group: Entry, route: str, name: str) -> Figure:
         else:
             words += f" (median {row['q50']:.3f}, 5 to 95 % of tokens {row['q05']:.3f} to {row['q95']:.3f})"
         cells[sites.index(row["site_name"]), row["column"]] = (mean(values), words)
-    label = group["label"]
-    return heat_map(name, f"{label}, route {route}", "", sites, [short(longest[c]) for c in sorted(longest)], cells)
+    label, columns = group["label"], [short(longest[column], column) for column in sorted(longest)]
+    return heat_map(name, f"{label}, route {route}", "", sites, columns, cells)
 
 
-def short(source: str) -> str:
-    """`e`, `3` for a block, `a3` and `m3` for a sublayer's output."""
+def short(source: str, column: int) -> str:
+    """`e`, `a3` and `m3` for a sublayer's output, `3` for a block or for its live sum."""
     kind, _, number = source.partition(" ")
-    return {"embedding": "e", "block": number, "attention": f"a{number}", "mlp": f"m{number}"}.get(kind, "live")
+    return {"embedding": "e", "attention": f"a{number}", "mlp": f"m{number}"}.get(kind, str(column))
 
 
 def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:

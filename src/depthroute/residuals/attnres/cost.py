@@ -3,9 +3,11 @@
     score = 2 r S Q,  mix = 2 d S Q                                     FLOPs a token of a read: S sources, Q routes
     direct = sum over sites of  S (d + e) + Q d                         coordinates; e = r if keys lie beside, else 0
     two-phase = sum over blocks of  F (d + e)                           the F finished sources, read once a block
-              + sum over its sites of  Q d                              without a live sum: phase 1 has the answer
-                                   or  3 Q d + d + e, and 2 Q numbers   with one: the partial mixtures and their lse are
-                                                                        written and read, the live sum read, Q d written
+              + Q d at its first site                                   phase 1 has the answer
+              + 3 Q d + d + e, and 2 Q numbers, at every later one      partial mixtures and their lse are written and
+                                                                        read, the newest source read, Q d written
+
+The first block has nothing but the embedding ahead and reads directly; the readout is a site of the last block.
 
 Attention Residuals, arXiv 2603.15031, gives the schedule; Low-Rank Attention Residuals, 2607.09694, the FLOPs.
 """
@@ -49,14 +51,11 @@ def read_bytes(shape: Shape, element: int) -> ReadBytes:
     kept = len(sources) * source
     for site, routes in shape.routes.items():
         written = len(routes) * mixture
-        direct += sources[site] * source + written
-        if shape.layout.live(site):
-            two_phase += 3 * written + 2 * len(routes) * NUMBER + source
-        else:
-            two_phase += written
+        at_once = sources[site] * source + written
+        joined = 3 * written + 2 * len(routes) * NUMBER + source
+        direct += at_once
+        # Of a later block, the first site's share is all that its sites read ahead.
+        two_phase += at_once if shape.layout.blocks[site].start in (0, site) else joined
         kept += shape.fed[site] * mixture + len(routes) * NUMBER
-    # The first site is handed the embedding without a read, so its block reads it only if it has a second site.
-    begins = shape.layout.opens - ({0} if 1 in shape.layout.opens else set())
-    two_phase += sum(sources[site] for site in begins) * source + sources[-1] * source
     fed = (1, *shape.fed.values())
     return ReadBytes(direct, two_phase, kept, tuple(count * source for count in sources), fed)
