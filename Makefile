@@ -9,13 +9,20 @@ VENV := .venv
 ASKED := $(PYTHON) $(TORCH_SPEC) $(PIP_ARGS)
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs wheel install install-dev clean
+.PHONY: demo test test-old-transformers check docs wheel install install-dev clean
 
 demo: install
 	$(BIN)/depthroute demo
 
 test: check
 	$(BIN)/python -m pytest
+
+# The oldest transformers that the package takes, laid over the environment's: its caches have other names.
+test-old-transformers: install-dev
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps --upgrade --target $(VENV)/old \
+		transformers==4.56.0 tokenizers==0.22.2 huggingface-hub==0.36.2 datasets==4.4.1
+	PYTHONPATH=$(CURDIR)/$(VENV)/old $(BIN)/python -m pytest \
+		tests/test_huggingface.py tests/test_export.py tests/test_generate.py
 
 check: install-dev
 	$(BIN)/ruff check

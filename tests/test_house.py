@@ -25,7 +25,7 @@ ALLOWED = {
     "report": {"study", "runs"},
     "interop": {"train", "model", "config", "data", "runs"},
     "evaluation": {"study", "train", "model", "config", "data", "runs"},
-    "bench": {"config", "model", "ops", "presets", "residuals"},
+    "bench": {"config", "model", "ops", "presets", "residuals", "runs"},
     "cli": {
         "bench",
         "evaluation",

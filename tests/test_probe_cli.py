@@ -129,6 +129,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(command, user, trained, tm
     assert "no regular file matches" in said(RD, "--text", tmp_path / "missing.txt")
     assert "is less than one window of the run, 64 tokens" in said(RD, "--tokens", 63)
     assert "has no such set (choices: validation)" in said(RD, "--held-out", "books")
+    both = said(RD, "--held-out", "validation", "--text", trained / "text.txt")
+    assert "--text gives the text already" in both
     assert "does not hold the data that whole/runs/rd/1 was trained on" in said(RD, "--data", tmp_path)
     other = tmp_path / "other"
     shutil.copytree(trained / RD, other)

@@ -19,7 +19,7 @@ def inspect(
         typer.Argument(metavar="RUN|STUDY", help="One run, two to see side by side, or a study.", show_default=False),
     ],
     text: Texts = None,
-    held_out: HeldOut = "validation",
+    held_out: HeldOut = None,
     tokens: Annotated[int, typer.Option(min=1, help="At most so many, spread evenly.")] = 100_000,
     out: Annotated[
         Path | None,
@@ -80,7 +80,7 @@ def chosen(directories: list[Path]) -> Iterator[tuple[str, Path]]:
 
 
 def inspected(
-    run: Path, data: Path, name: str, files: list[str], tokens: int, progress: "TrainingProgress"
+    run: Path, data: Path, name: str | None, files: list[str], tokens: int, progress: "TrainingProgress"
 ) -> dict[str, Any]:
     from depthroute.probe.inspect import inspect as measure
     from depthroute.probe.subject import held_out, load

@@ -19,7 +19,7 @@ def intervene(
         ),
     ] = None,
     text: Texts = None,
-    held_out: HeldOut = "validation",
+    held_out: HeldOut = None,
     tokens: Annotated[int, typer.Option(min=1, help="At most so many, spread evenly.")] = 32_768,
     in_all: Annotated[bool, typer.Option("--in-all", help="Change all sites together only, not each alone.")] = False,
     data: DataRoot = Path("data"),

@@ -21,4 +21,7 @@ Texts = Annotated[
     list[str] | None,
     typer.Option("--text", metavar="FILE", help="Text, JSONL or Parquet instead; may be repeated, and a glob."),
 ]
-HeldOut = Annotated[str, typer.Option(metavar="NAME", help="Which held-out set of the run to read.")]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which held-out set of the run to read.", show_default="validation"),
+]

@@ -75,14 +75,19 @@ def load(run: Path, device: torch.device | None = None) -> Subject:
 
 
 @contextmanager
-def held_out(subject: Subject, data: Path, name: str, files: list[str], limit: int) -> Iterator[Text]:
-    """The text to probe on: `files` in the run's tokens, or else its held-out set `name`. DataError where it cannot be.
+def held_out(subject: Subject, data: Path, name: str | None, files: list[str], limit: int) -> Iterator[Text]:
+    """The text to probe on: `files` in the run's tokens, or its held-out set `name` (None: validation).
+
+    DataError where it cannot be.
 
     The documents of a text file are runs of whole lines of about 8 KiB; those of JSONL and Parquet are rows.
     """
     if limit < subject.config.length:
         raise DataError(f"--tokens {limit} is less than one window of the run, {subject.config.length} tokens")
+    if files and name is not None:
+        raise DataError(f"--held-out {name}: --text gives the text already; take one of them away")
     if not files:
+        name = name or "validation"
         parts = dataset(subject, data).parts
         choices = [part for part in parts if part != "train"]
         if name not in choices:
