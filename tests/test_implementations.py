@@ -201,6 +201,7 @@ def test_native_is_one_operator_to_the_compiler(dtype, inside):
 def test_without_a_compiler_native_says_what_it_needs(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     building.library.cache_clear()
+    native.kernel.cache_clear()
     queries, value = leaves((1, 4), (3, 4))
     with pytest.raises(ArgumentError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler"):
         attend(queries, None, [value], eps=EPS, impl="native")

@@ -269,7 +269,10 @@ def test_the_command_says_the_verdict_and_where_the_page_is(
     command(place, include_flagged=False)
     out = capsys.readouterr().out
     assert out.startswith("primary: rd against block on validation is incomplete: 2 of 3 planned pairs")
-    assert f"plan amended once; the last when 7 of 22 runs were finished: {WHY}\nwarning: contrasts, crossings, margins" in out
+    assert (
+        f"plan amended once; the last when 7 of 22 runs were finished: {WHY}\nwarning: contrasts, crossings, margins"
+        in out
+    )
     assert f"{place / 'report.html'}: open it in a browser" in out
     html = (place / "report.html").read_text()
     assert "1 run is flagged" in html

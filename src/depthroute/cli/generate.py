@@ -33,18 +33,19 @@ def generate(
     from depthroute.errors import ArgumentError
 
     runs.check_run(run)  # what is no run is found before torch is imported
-    if prompt is None:
+    given = prompt
+    if given is None:
         if sys.stdin.isatty():
             raise ArgumentError("prompt: none given; use --prompt TEXT, or pipe a text into this command")
         try:
-            prompt = sys.stdin.buffer.read().decode("utf-8")
+            given = sys.stdin.buffer.read().decode("utf-8")
         except UnicodeDecodeError:
             raise ArgumentError("prompt: standard input is not UTF-8 text") from None
     try:
-        prompt.encode("utf-8")
+        given.encode("utf-8")
     except UnicodeEncodeError:  # a byte of the command line that was none
         raise ArgumentError("prompt: is not UTF-8 text") from None
-    if not prompt:
+    if not given:
         raise ArgumentError("prompt: it is empty; give some text to go on from")
 
     import torch
@@ -55,7 +56,7 @@ def generate(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load(run, device)
-    ids = torch.tensor(tokenizer.encode(prompt), dtype=torch.long)
+    ids = torch.tensor(tokenizer.encode(given), dtype=torch.long)
     chosen: list[int] = []
     ended = False
 
@@ -79,7 +80,7 @@ def generate(
     rate = len(chosen) / (time.perf_counter() - began)
     stopped = "end of text" if ended else "max tokens"
     if as_json:
-        found = {"prompt": prompt, "text": "".join(pieces), "tokens": len(chosen), "stopped": stopped}
+        found = {"prompt": given, "text": "".join(pieces), "tokens": len(chosen), "stopped": stopped}
         typer.echo(json.dumps(found | {"tokens_per_second": rate}, indent=2))
         return
     typer.echo()

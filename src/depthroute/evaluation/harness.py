@@ -8,7 +8,7 @@ unless it is empty; of one that is longer than the windows of training the last 
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -137,7 +137,7 @@ class Tasks(Evaluator):
             log_samples=False,
         )
         assert answer is not None  # only other ranks of a distributed evaluation get none
-        results: dict[str, dict[str, Any]] = answer["results"]
+        results: dict[str, dict[str, Any]] = cast(Any, answer)["results"]
         return {"tasks": {name: numbers(entry) for name, entry in results.items()}, "truncated": model.truncated}
 
     def table(self, found: dict[str, Any]) -> list[str]:

@@ -298,16 +298,20 @@ void backward(const Read<S, T>& r, const T* lse, const T* logit, const T* scale,
     }
 }
 
+// What Python gives: six sizes, the row strides of every key and then of every value, and addresses: query, prior, mixed
+// and lse before, every key, every value; for backward lse, logit, scale and the gradients of mixed and lse; the outputs.
+void* const* addresses(const int64_t* sizes) { return reinterpret_cast<void* const*>(sizes + 6 + 2 * sizes[3]); }
+
 template <typename S, typename T>
-Read<S, T> read_of(const int64_t* sizes, double eps, void* const* in, std::vector<Rows<S>>& rows) {
+Read<S, T> read_of(const int64_t* sizes, double eps, std::vector<Rows<S>>& rows) {
     Read<S, T> r;
+    void* const* in = addresses(sizes);
     r.tokens = sizes[0], r.width = sizes[1], r.rank = sizes[2], r.sources = sizes[3], r.queries = sizes[4];
     r.threads = static_cast<int>(sizes[5]), r.eps = static_cast<T>(eps);
     r.query = static_cast<const T*>(in[0]);
     r.prior = static_cast<const T*>(in[1]);
     r.mixed_before = static_cast<const S*>(in[2]);
     r.lse_before = static_cast<const T*>(in[3]);
-    // After the sizes, the row strides: of every key, then of every value.
     rows.resize(2 * r.sources);
     for (int64_t i = 0; i < 2 * r.sources; ++i) rows[i] = {static_cast<const S*>(in[4 + i]), sizes[6 + i]};
     r.key = rows.data(), r.value = rows.data() + r.sources;
@@ -315,16 +319,20 @@ Read<S, T> read_of(const int64_t* sizes, double eps, void* const* in, std::vecto
 }
 
 template <typename S, typename T>
-void forward_of(const int64_t* sizes, double eps, void* const* in, void* const* out) {
+void forward_of(const int64_t* sizes, double eps) {
     std::vector<Rows<S>> rows;
+    const Read<S, T> r = read_of<S, T>(sizes, eps, rows);
+    void* const* out = addresses(sizes) + 4 + 2 * r.sources;
     T* const* to = reinterpret_cast<T* const*>(out);
-    forward(read_of<S, T>(sizes, eps, in, rows), static_cast<S*>(out[0]), to[1], to[2], to[3]);
+    forward(r, static_cast<S*>(out[0]), to[1], to[2], to[3]);
 }
 
 template <typename S, typename T>
-void backward_of(const int64_t* sizes, double eps, void* const* in, void* const* saved, void* const* out) {
+void backward_of(const int64_t* sizes, double eps) {
     std::vector<Rows<S>> rows;
-    const Read<S, T> r = read_of<S, T>(sizes, eps, in, rows);
+    const Read<S, T> r = read_of<S, T>(sizes, eps, rows);
+    void* const* saved = addresses(sizes) + 4 + 2 * r.sources;
+    void* const* out = saved + 5;
     T* const* from = reinterpret_cast<T* const*>(saved);
     T* const* to = reinterpret_cast<T* const*>(out);
     S* const* wide = reinterpret_cast<S* const*>(out);
@@ -335,14 +343,9 @@ void backward_of(const int64_t* sizes, double eps, void* const* in, void* const*
 
 }  // namespace
 
-#define READS_OF(name, S, T)                                                                                          \
-    extern "C" void attend_##name(const int64_t* sizes, double eps, void* const* in, void* const* out) {              \
-        forward_of<S, T>(sizes, eps, in, out);                                                                        \
-    }                                                                                                                 \
-    extern "C" void gradients_##name(                                                                                 \
-        const int64_t* sizes, double eps, void* const* in, void* const* saved, void* const* out) {                    \
-        backward_of<S, T>(sizes, eps, in, saved, out);                                                                \
-    }
+#define READS_OF(name, S, T)                                                                              \
+    extern "C" void attend_##name(const int64_t* sizes, double eps) { forward_of<S, T>(sizes, eps); }     \
+    extern "C" void gradients_##name(const int64_t* sizes, double eps) { backward_of<S, T>(sizes, eps); }
 
 READS_OF(float, float, float)
 READS_OF(double, double, double)

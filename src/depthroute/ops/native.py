@@ -7,6 +7,8 @@ written. Gradients repeat to the bit, whatever the number of threads.
 """
 
 import ctypes
+import functools
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -49,29 +51,34 @@ def attend(
     if values[0].dtype not in NAMES:
         readable = ", ".join(str(name) for name in NAMES)
         raise ArgumentError(f"impl: 'native' reads {readable}; the values are {values[0].dtype}; choose another")
-    with torch.autocast("cpu", enabled=False):
-        query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
-        if prior is not None:
-            prior = torch.as_tensor(prior, dtype=dtype).contiguous()
-        mixed, lse = None, None
-        if before is not None:
-            mixed = before.mixed.reshape(len(queries), -1, width).contiguous()
-            lse = before.lse.reshape(len(queries), -1).to(dtype).contiguous()
-        sources = [rows(source) for source in (*(keys or ()), *values)]
-        arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
-        if torch.compiler.is_compiling():
-            out, total, _, _ = read_op(*arguments, sources)
-        elif torch.is_grad_enabled():
-            out, total = cast(Any, NativeRead).apply(*arguments, *sources)
-        else:  # nothing is kept: where one token is read, autograd's part would be felt
-            out, total, _, _ = forward(*arguments, sources)
-        return Attended(out.view(len(queries), *token, width), total.view(len(queries), *token))
+    # Nothing here is autocast: no product of matrices among it.
+    query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
+    if prior is not None:
+        prior = torch.as_tensor(prior, dtype=dtype).contiguous()
+    mixed, lse = (None, None) if before is None else (before.mixed.contiguous(), before.lse.to(dtype).contiguous())
+    sources = [*(keys or ()), *values]
+    whole = all(source.is_contiguous() for source in sources)
+    if not whole:
+        sources = [rows(source) for source in sources]
+    arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
+    if torch.compiler.is_compiling():
+        out, total, _, _ = read_op(*arguments, sources)
+    elif torch.is_grad_enabled():
+        out, total = cast(Any, NativeRead).apply(*arguments, *sources)
+    else:  # nothing is kept: where one token is read, autograd's part would be felt
+        out, total, _, _ = forward(*arguments, sources)
+    return Attended(out, total) if whole else Attended(out.view(-1, *token, width), total.view(-1, *token))
 
 
 def rows(tensor: Float[Tensor, "*token width"]) -> Float[Tensor, "row width"]:
     """One row a token: in place where tokens lie evenly apart and coordinates side by side, else a copy."""
     flat = tensor.reshape(-1, tensor.shape[-1])
-    return flat if flat.stride(-1) == 1 else flat.contiguous()
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def stride(tensor: Tensor) -> int:
+    """From one token's row to the next. A contiguous tensor may have any stride where there is one token."""
+    return tensor.shape[-1] if tensor.is_contiguous() else tensor.stride(0)
 
 
 def forward(
@@ -83,14 +90,14 @@ def forward(
     lse_before: Tensor | None,
     sources: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(mixed, lse, logits `query source row`, scales `source row`), the last three for backward; scales are 1 / rms.
+    """(mixed, lse, logits `query source *token`, scales `source *token`): the last three for backward, scales 1 / rms.
 
     `sources` are the keys, if they are not part of the values, and then the `count` values. `mixed` and `mixed_before`
     have their dtype, all else the queries'.
     """
     out = like_outputs(count, queries, sources)
     inputs = (queries, prior, mixed_before, lse_before)
-    call("attend", count, eps, inputs, sources, out)
+    call("attend", count, eps, inputs, sources, *out)
     return out
 
 
@@ -116,7 +123,7 @@ def backward(
     inputs = (queries, prior, mixed_before, lse_before)
     inside = (*saved, mixed.contiguous(), lse.contiguous())
     outside = (out[0], *of_rest, *of_keys, *of_sources[-count:])
-    call("gradients", count, eps, inputs, sources, inside, outside)
+    call("gradients", count, eps, inputs, sources, *inside, *outside)
     return out
 
 
@@ -126,32 +133,40 @@ def call(
     eps: float,
     inputs: Sequence[Tensor | None],
     sources: Sequence[Tensor],
-    *others: Sequence[Tensor | None],
+    *others: Tensor | None,
 ) -> None:
-    """native.cpp takes sizes, the threads to use and the strides of all rows; then addresses, group by group."""
+    """native.cpp takes sizes, the threads to use, the strides of all rows and then all addresses, as one array."""
     queries, keys, values = inputs[0], sources[:-count], sources[-count:]
     assert queries is not None
-    (query, rank), (token, width) = queries.shape, values[0].shape
+    (query, rank), width = queries.shape, values[0].shape[-1]
+    token = values[0].numel() // width
     # Without keys, the last coordinates of the values are scored.
     skipped = 0 if keys else (width - rank) * values[0].itemsize
-    read = [*(keys or values), *values]
-    sizes = [token, width, rank, count, query, torch.get_num_threads(), *(tensor.stride(0) for tensor in read)]
-    places = [address(tensor) for tensor in inputs]
-    places += [tensor.data_ptr() + skipped for tensor in keys or values] + [value.data_ptr() for value in values]
-    groups = [places, *([address(tensor) for tensor in tensors] for tensors in others)]
-    arrays = [(ctypes.c_void_p * len(group))(*group) for group in groups]
-    function = getattr(library(), f"{name}_{NAMES[values[0].dtype]}")
-    function((ctypes.c_int64 * len(sizes))(*sizes), ctypes.c_double(eps), *arrays)
+    threads = min(torch.get_num_threads(), token)
+    strides, places = [stride(value) for value in values], [value.data_ptr() for value in values]
+    key_strides, key_places = strides, [place + skipped for place in places]
+    if keys:
+        key_strides, key_places = [stride(key) for key in keys], [key.data_ptr() for key in keys]
+    numbers = array("q", [token, width, rank, count, query, threads, *key_strides, *strides])
+    numbers.extend([*map(address, inputs), *key_places, *places, *map(address, others)])
+    kernel(name, values[0].dtype)(numbers.buffer_info()[0], eps)
 
 
-def address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+@functools.cache
+def kernel(name: str, dtype: torch.dtype) -> Callable[[int, float], None]:
+    found = getattr(library(), f"{name}_{NAMES[dtype]}")
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_double), None
+    return found
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def like_outputs(count: int, queries: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (token, width), query, new = sources[-1].shape, queries.shape[0], queries.new_empty
-    mixed = sources[-1].new_empty((query, token, width))
-    return mixed, new((query, token)), new((query, count, token)), new((count, token))
+    (*token, width), query, new = sources[-1].shape, queries.shape[0], queries.new_empty
+    mixed = sources[-1].new_empty((query, *token, width))
+    return mixed, new((query, *token)), new((query, count, *token)), new((count, *token))
 
 
 def like_gradients(queries: Tensor, sources: Sequence[Tensor], rest: Sequence[Tensor | None]) -> list[Tensor]:
