@@ -20,6 +20,15 @@ def test_both_models_and_attention_are_timed_at_every_context():
     assert (rows[0]["growth_milliseconds"], rows[0]["attention_growth_milliseconds"]) == (0, 0)
 
 
+def test_both_models_fetch_the_same_weights_from_the_same_places():
+    prenorm, rd = (decode.build(name, TINY, 2, {}) for name in ("prenorm", "rd"))
+    expected = rd(torch.arange(5)[None])
+    decode.share(rd, prenorm)
+    ours, theirs = dict(rd.named_parameters()), dict(prenorm.named_parameters())
+    assert all(ours[name] is theirs[name] for name in theirs)
+    assert torch.equal(rd(torch.arange(5)[None]), expected)
+
+
 def test_contexts_that_do_not_rise_are_refused():
     with pytest.raises(ArgumentError, match=r"contexts: \[8, 4\] must be positive and rise"):
         decode.measure(["rd"], TINY, 2, [8, 4], 2, 6)
