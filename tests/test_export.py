@@ -72,6 +72,10 @@ def test_a_model_that_was_trained_further_comes_back_as_an_import_that_claims_no
     assert torch.equal(next(ours.parameters()), next(model.parameters()))
     assert answer(capsys, "generate", tmp_path / "run", "--prompt", "the", "--max-tokens", 3).code == 0
     assert "was imported from 'tuned'" in refusal(capsys, "export", tmp_path / "run", "--to", "hf", tmp_path / "hf")
+    (tmp_path / "a.txt").write_text("a layer reads")
+    for command in ("eval", "inspect", "intervene"):
+        told = refusal(capsys, command, tmp_path / "run", "--text", tmp_path / "a.txt")
+        assert "was imported, so nothing says how it was trained" in told
 
 
 def test_the_card_says_what_the_run_says_of_itself(folder, exported):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from depthroute import config, runs
+from depthroute import runs
 from depthroute.data import Tokenizer
 from depthroute.errors import RunError
 from depthroute.evaluation.score import Scorer
@@ -18,7 +18,7 @@ from depthroute.study.results import collect
 from depthroute.study.tuning import planned
 from depthroute.study.verdict import included
 from depthroute.train.device import numerics
-from depthroute.train.trained import check_finished, load
+from depthroute.train.trained import check_finished, load, trained_by
 
 
 class Trained(NamedTuple):
@@ -37,7 +37,7 @@ def opened(run: Path) -> Generator[Trained]:
     determinism of the run's training.
     """
     check_finished(run)
-    trained = config.load(run / runs.CONFIG)
+    trained = trained_by(run)
     with numerics(trained):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model, tokenizer = load(run, device)

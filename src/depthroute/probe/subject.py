@@ -19,9 +19,9 @@ from depthroute.data import INDEX, Dataset, FilesCorpus, Part, Tokenizer, evalua
 from depthroute.data.building import dtype_of
 from depthroute.data.corpora import documents
 from depthroute.data.shards import SHARD_TOKENS, PartWriter
-from depthroute.errors import DataError, RunError
+from depthroute.errors import DataError
 from depthroute.model.transformer import Transformer
-from depthroute.train.trained import check_finished, configuration_of, load_model, load_tokenizer
+from depthroute.train.trained import check_finished, load_model, load_tokenizer, trained_by
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class Text:
 def load(run: Path, device: torch.device | None = None) -> Subject:
     """The final model of a finished run, in fp32. RunError says what is missing and what to do."""
     check_finished(run)
-    trained, manifest = configuration_of(run), runs.manifest(run)
-    if trained is None:
-        raise RunError(f"{run}: was imported, so nothing says how it was trained; name a run that was trained here")
+    trained, manifest = trained_by(run), runs.manifest(run)
     chosen = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Subject(run, trained, manifest, load_model(run, chosen))
 

@@ -78,3 +78,11 @@ def end_token(run: Path) -> str | None:
 def configuration_of(run: Path) -> Config | None:
     """What the run was trained by; None if it was imported."""
     return configuration.load(run / runs.CONFIG) if (run / runs.CONFIG).is_file() else None
+
+
+def trained_by(run: Path) -> Config:
+    """The configuration of a run. RunError if it was imported: nothing then says how long its windows were."""
+    found = configuration_of(run)
+    if found is None:
+        raise RunError(f"{run}: was imported, so nothing says how it was trained; name a run that was trained here")
+    return found
