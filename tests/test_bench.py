@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
-from depthroute.bench import peers, read, step
+from depthroute.bench import block, peers, read, step
 from depthroute.bench.table import text
 from depthroute.bench.timing import interleaved, median, ratio
 
@@ -58,9 +59,25 @@ def test_peers_that_are_not_installed_are_listed_and_one_that_differs_is_not_tim
     assert "differs from the specification" in next(row["absent"] for row in rows if row["reader"] == "wrong 1.0")
 
 
-def test_a_block_is_timed_in_both_schedules():
-    (row,) = read.measure_block(read.Block(16, 3, 4, 8), ["native"], 5)
-    assert row["two_phase_faster"].low <= row["two_phase_faster"].value <= row["two_phase_faster"].high
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_block_is_timed_in_both_schedules_and_directions_beside_the_einsum(dtype):
+    rows = block.measure(block.Block(16, 3, 4, 8, dtype), ["native"], 5)
+    named = [("einsum", "direct"), ("native", "direct"), ("native", "two_phase")]
+    assert [(row["reader"], row["schedule"]) for row in rows] == 2 * named
+    assert all(row["faster_than_direct"].low <= row["faster_than_direct"].value for row in rows)
+    saved = {(row["reader"], row["schedule"]): row["saved_bytes"] for row in rows}
+    assert saved["native", "direct"] < saved["native", "two_phase"] < saved["einsum", "direct"]
+    assert "4 sites over 3" in text({"blocks": rows})
+
+
+def test_every_reader_of_a_block_reads_the_same():
+    shape, generator = block.Block(16, 3, 4, 8, "float32"), torch.Generator().manual_seed(0)
+    given = list(torch.randn(7, 8, 16, generator=generator))
+    queries = list(torch.randn(4, 16, generator=generator))
+    expected = block.einsums(shape, queries, given)
+    for two_phase in (False, True):
+        found = block.reads_of(shape, "reference", two_phase, queries, given)()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_step_is_timed_against_prenorms_with_the_bytes_that_both_keep():

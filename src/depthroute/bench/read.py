@@ -1,4 +1,4 @@
-"""`depthroute bench read`: one depth read, and the reads of one whole block, against the bytes they must move.
+"""`depthroute bench read`: one depth read against the bytes it must move.
 
 floor, forward              every source read once, every mixture written once
 floor, forward + backward   every source read twice, the gradient of each written once
@@ -17,8 +17,6 @@ from torch import Tensor
 from depthroute import ops
 from depthroute.bench import peers
 from depthroute.bench.timing import interleaved, median, ratio
-from depthroute.residuals.attnres import AttentionResidual, Config, State
-from depthroute.residuals.attnres.sources import BlockSublayers
 
 EPS = 1e-6
 COPY, EINSUM = "copy", "einsum"
@@ -33,16 +31,6 @@ class Case:
     queries: int
     tokens: int
     dtype: str
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of `sites` sites over `sources` finished sources."""
-
-    width: int
-    sources: int
-    sites: int
-    tokens: int
 
 
 def cases(
@@ -99,50 +87,6 @@ def measure(case: Case, impls: Sequence[str], rounds: int) -> list[dict[str, Any
     return rows + [{**asdict(case), "reader": name, "absent": why} for name, why in absent.items()]
 
 
-def measure_block(block: Block, impls: Sequence[str], rounds: int) -> list[dict[str, Any]]:
-    """Forward and backward of all reads of a block, in two phases and direct, sublayers left out."""
-    generator = torch.Generator().manual_seed(0)
-    made = torch.randn(block.sources + block.sites, block.tokens, block.width, generator=generator)
-    given = [one.clone().requires_grad_() for one in made]
-    rows = []
-    for impl in impls:
-        timed = {name: reads_of(block, impl, name == "two_phase", given) for name in ("direct", "two_phase")}
-        seconds = interleaved(timed, rounds)
-        rows.append(
-            {
-                **asdict(block),
-                "reader": impl,
-                "direct_milliseconds": 1e3 * median(seconds["direct"]).value,
-                "two_phase_milliseconds": 1e3 * median(seconds["two_phase"]).value,
-                "two_phase_faster": ratio(seconds["direct"], seconds["two_phase"]),
-            }
-        )
-    return rows
-
-
-def reads_of(block: Block, impl: str, two_phase: bool, given: Sequence[Tensor]) -> Callable[[], None]:
-    """The block is the last but one of a model that has as many finished sources when it begins."""
-    layers = (block.sources + 1) * block.sites // 2
-    residual = Config(sources=BlockSublayers(block_sublayers=block.sites)).build(block.width, layers, impl, two_phase)
-    assert isinstance(residual, AttentionResidual)
-    for parameter in residual.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    sites = residual.layout.blocks[(block.sources - 1) * block.sites]
-    finished, outputs = tuple(given[: block.sources]), given[block.sources :]
-    inputs = [*given[:-1], *(residual.at(site).get_parameter("query") for site in sites)]
-    upstream = torch.randn_like(given[0])
-
-    def run() -> None:
-        state, fed = residual.look_ahead(State(finished, ()), sites), []
-        for site, output in zip(sites, outputs, strict=True):
-            fed += residual.read(state, site)
-            if site != sites[-1]:
-                state = residual.write(state, site, output, None)
-        torch.autograd.grad(fed, inputs, [upstream] * len(fed))
-
-    return run
-
-
 def of_impl(impl: str, query: Tensor, sources: Sequence[Tensor]) -> Callable[[], Tensor]:
     return lambda: ops.attend(query, None, sources, eps=EPS, impl=impl).mixed
 
@@ -178,7 +122,7 @@ def copy_of(sources: Tensor) -> Callable[[], object]:
     return lambda: target.copy_(sources)
 
 
-def saved_bytes(reader: Callable[[], Tensor], inputs: Sequence[Tensor]) -> int:
+def saved_bytes(reader: Callable[[], object], inputs: Sequence[Tensor]) -> int:
     """Of storages kept for backward, once each, that are not inputs."""
     saved: dict[int, int] = {}
 

@@ -34,11 +34,23 @@ def reads(rows: Rows) -> str:
 
 
 def blocks(rows: Rows) -> str:
-    lines = [["block", "reader", "direct ms", "two-phase ms", "two-phase x faster"]]
+    lines = [
+        ["block", "direction", "reader", "schedule", "ms", "x floor", "x than einsum", "x than direct", "saved MB"]
+    ]
     for row in rows:
-        block = f"{row['sites']} sites, {row['sources']} finished sources, {row['width']} wide"
-        direct, two = row["direct_milliseconds"], row["two_phase_milliseconds"]
-        lines.append([block, row["reader"], f"{direct:.2f}", f"{two:.2f}", interval(row["two_phase_faster"])])
+        lines.append(
+            [
+                f"{row['width']} wide, {row['sites']} sites over {row['sources']}, {row['dtype']}",
+                row["direction"],
+                row["reader"],
+                row["schedule"],
+                f"{row['milliseconds']:.2f}",
+                interval(row["against_floor"]),
+                interval(row["faster_than_einsum"]),
+                interval(row["faster_than_direct"]),
+                f"{row['saved_bytes'] / 1e6:.2f}",
+            ]
+        )
     return columns(lines)
 
 

@@ -45,6 +45,7 @@ def read(
     """One read, and all reads of a block, against the bytes they must move. Options can be given several times."""
     begin(threads)
     from depthroute import ops
+    from depthroute.bench import block
     from depthroute.bench import read as bench
 
     impls = [ops.resolve(name) for name in impl] if impl else ops.available()
@@ -56,10 +57,10 @@ def read(
         say(f"width {case.width}, {case.sources} sources, {case.queries} queries, {case.tokens} tokens, {case.dtype}")
         rows += bench.measure(case, impls, rounds)
     blocks = []
-    for one in width or [512]:
-        for count in sources or [9]:
-            say(f"a block of {sites} sites over {count - 1} finished sources, width {one}")
-            blocks += bench.measure_block(bench.Block(one, count - 1, sites, tokens), impls, rounds)
+    for case in bench.cases(width or [512], sources or [9], [sites], dtypes, tokens):
+        say(f"a block of {sites} sites over {case.sources - 1} finished sources, width {case.width}, {case.dtype}")
+        shape = block.Block(case.width, case.sources - 1, sites, tokens, case.dtype)
+        blocks += block.measure(shape, impls, rounds)
     finish({"reads": rows, "blocks": blocks}, as_json, out)
 
 
