@@ -70,6 +70,14 @@ def test_a_block_is_timed_in_both_schedules_and_directions_beside_the_einsum(dty
     assert "4 sites over 3" in text({"blocks": rows})
 
 
+def test_an_einsum_whose_stacks_are_too_large_is_listed_as_absent(monkeypatch):
+    monkeypatch.setattr(block, "STACKS", 1000)
+    *rows, absent = block.measure(block.Block(16, 3, 4, 8, "float32"), ["native"], 5)
+    assert all(row["faster_than_einsum"] is None and row["reader"] == "native" for row in rows)
+    assert absent["absent"].startswith("left out: its stacks of 3 sources would take 0.0 GiB")
+    assert "einsum: left out" in text({"blocks": [*rows, absent]})
+
+
 def test_every_reader_of_a_block_reads_the_same():
     shape, generator = block.Block(16, 3, 4, 8, "float32"), torch.Generator().manual_seed(0)
     given = list(torch.randn(7, 8, 16, generator=generator))

@@ -34,10 +34,11 @@ def reads(rows: Rows) -> str:
 
 
 def blocks(rows: Rows) -> str:
-    lines = [
-        ["block", "direction", "reader", "schedule", "ms", "x floor", "x than einsum", "x than direct", "saved MB"]
-    ]
+    notes = [f"{row['reader']}: {row['absent']}" for row in rows if "absent" in row]
+    lines = [["block", "direction", "reader", "schedule", "ms", "x floor", "x einsum", "x direct", "saved MB"]]
     for row in rows:
+        if "absent" in row:
+            continue
         lines.append(
             [
                 f"{row['width']} wide, {row['sites']} sites over {row['sources']}, {row['dtype']}",
@@ -51,7 +52,7 @@ def blocks(rows: Rows) -> str:
                 f"{row['saved_bytes'] / 1e6:.2f}",
             ]
         )
-    return columns(lines)
+    return "\n".join([columns(lines), *dict.fromkeys(notes)])
 
 
 def steps(rows: Rows) -> str:
@@ -92,7 +93,9 @@ def decoding(rows: Rows) -> str:
 PARTS = {"reads": reads, "blocks": blocks, "steps": steps, "decoding": decoding}
 
 
-def interval(found: Sequence[float]) -> str:
+def interval(found: Sequence[float] | None) -> str:
+    if found is None:
+        return "-"
     value, low, high = found
     return f"{value:.3g} [{low:.3g}, {high:.3g}]"
 
