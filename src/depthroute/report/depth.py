@@ -145,7 +145,7 @@ def line_figures(groups: Sequence[Entry]) -> list[Figure | None]:
         for key, words, unit in (
             ("effective", "Effective sources", "exp of entropy"),
             ("query_norm", "Norm of queries", "gain folded in"),
-            ("token_dependence", "Variance of weights between tokens", "share"),
+            ("token_dependence", "Weights that differ between tokens", "share"),
         ):
             curve = by_depth("reads", "site", key, route=route)
             name = f"{key.replace('_', '-')}-{route}"
