@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import training
 from networks import attnres, moved, tokens
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from depthroute import launch, ops, runs
+from depthroute import launch, ops, residuals, runs
 from depthroute.bench.step import saved_bytes
 from depthroute.config import dump
 from depthroute.model.transformer import ModelConfig, Transformer
@@ -37,6 +39,35 @@ def of_preset(preset: str, **computed: str) -> Transformer:
             if "query" in name:
                 parameter += torch.arange(parameter.numel()).sin()
     return model
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_no_read_copies_its_sources_to_choose_coordinates_or_to_scale(blocks, as_a_user):
+    keys = {"subset": {"rank": 4, "seed": 1}}
+    residual = residuals.parse(attnres({"blocks": blocks}, keys, alpha=0.5)).build(16, 6, "native", False)
+    with torch.no_grad(), Operators() as operators:
+        state = residual.start(torch.ones(2, 3, 16))
+        for site in range(12):
+            residual.read(state, site)
+            state = residual.write(state, site, torch.ones(2, 3, 16), None)
+        residual.read(state, 12)
+    # The embedding's, and each output's: none at a read.
+    assert operators.counts["index_select"] == 1 + 12
+    # A value and its key: once where a block ends, and for a sum that still grows at each read; never all sources.
+    growing = sum(site not in residual.opens for site in range(1, 13))
+    assert operators.counts["mul"] == 2 * (blocks - 1 + growing)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -198,6 +198,14 @@ def test_native_is_one_operator_to_the_compiler(dtype, inside):
     assert_close(results(whole(), inputs), eager)
 
 
+@pytest.mark.parametrize("impl", ["reference", "native"])
+def test_a_read_of_no_tokens_is_empty_and_its_gradient_zero(impl):
+    (queries,), values = leaves((2, 4)), leaves((0, 4), (0, 4))
+    mixed, lse = attend(queries, None, values, eps=EPS, impl=impl)
+    assert (mixed.shape, lse.shape) == ((2, 0, 4), (2, 0))
+    assert torch.equal(torch.autograd.grad(mixed.sum(), [queries])[0], torch.zeros_like(queries))
+
+
 def test_without_a_compiler_native_says_what_it_needs(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     building.library.cache_clear()

@@ -291,11 +291,9 @@ void backward(const Read<S, T>& r, const T* lse, const T* logit, const T* scale,
     }
     std::fill(g.query, g.query + wide, T(0));
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) add(T(1), query_sums.data() + chunk * wide, g.query, wide);
-    if (g.prior) {
-        std::fill(g.prior, g.prior + r.sources, T(0));
-        for (int64_t chunk = 0; chunk < kChunks; ++chunk)
-            add(T(1), prior_sums.data() + chunk * r.sources, g.prior, r.sources);
-    }
+    if (!g.prior) return;
+    std::fill(g.prior, g.prior + r.sources, T(0));
+    for (int64_t chunk = 0; chunk < kChunks; ++chunk) add(T(1), prior_sums.data() + chunk * r.sources, g.prior, r.sources);
 }
 
 // What Python gives: six sizes, the row strides of every key and then of every value, and addresses: query, prior, mixed
@@ -308,10 +306,8 @@ Read<S, T> read_of(const int64_t* sizes, double eps, std::vector<Rows<S>>& rows)
     void* const* in = addresses(sizes);
     r.tokens = sizes[0], r.width = sizes[1], r.rank = sizes[2], r.sources = sizes[3], r.queries = sizes[4];
     r.threads = static_cast<int>(sizes[5]), r.eps = static_cast<T>(eps);
-    r.query = static_cast<const T*>(in[0]);
-    r.prior = static_cast<const T*>(in[1]);
-    r.mixed_before = static_cast<const S*>(in[2]);
-    r.lse_before = static_cast<const T*>(in[3]);
+    r.query = static_cast<const T*>(in[0]), r.prior = static_cast<const T*>(in[1]);
+    r.mixed_before = static_cast<const S*>(in[2]), r.lse_before = static_cast<const T*>(in[3]);
     rows.resize(2 * r.sources);
     for (int64_t i = 0; i < 2 * r.sources; ++i) rows[i] = {static_cast<const S*>(in[4 + i]), sizes[6 + i]};
     r.key = rows.data(), r.value = rows.data() + r.sources;

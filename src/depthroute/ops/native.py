@@ -142,7 +142,7 @@ def call(
     token = values[0].numel() // width
     # Without keys, the last coordinates of the values are scored.
     skipped = 0 if keys else (width - rank) * values[0].itemsize
-    threads = min(torch.get_num_threads(), token)
+    threads = max(1, min(torch.get_num_threads(), token))
     strides, places = [stride(value) for value in values], [value.data_ptr() for value in values]
     key_strides, key_places = strides, [place + skipped for place in places]
     if keys:
