@@ -224,7 +224,8 @@ def test_a_tuning_run_of_another_study_has_no_say(
     assert not (tmp_path / TUNING).exists()
 
 
-def test_values_are_never_chosen_on_a_document_that_a_contrast_is_judged_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("judged", ["contrast", "crossing"])
+def test_values_are_never_chosen_on_a_document_that_is_judged_on(tmp_path: Path, judged: str) -> None:
     raw = raw_tuned(tmp_path)
     text = write_text(tmp_path).read_text()
     (tmp_path / "other.txt").write_text(text[::-1])
@@ -233,11 +234,16 @@ def test_values_are_never_chosen_on_a_document_that_a_contrast_is_judged_on(tmp_
         "split": "document",
         "validation": 0.9,
     }
+    if judged == "crossing":  # and every contrast elsewhere
+        (tmp_path / "third.txt").write_text(text.replace("e", "a"))
+        third = {"files": [str(tmp_path / "third.txt")], "split": "document", "validation": 1.0}
+        raw["base"]["data"]["held_out"]["third"] = third
+        raw["contrasts"] = [{"arm": "rd", "against": "prenorm", "held_out": "third"}]
+        raw["cross"] = {"eps": {"small": {"model.norm_eps": 1.0e-7}, "large": {"model.norm_eps": 1.0e-5}}}
+        raw["crossings"] = [{"factor": "eps"}]
     study = write_study(tmp_path, raw)
-    with pytest.raises(
-        ConfigError,
-        match=r"tuning\.held_out: \d+ of the \d+ documents of 'tuning' stand in 'validation' too, on which a contrast",
-    ):
+    shared = r"tuning\.held_out: \d+ of the \d+ documents of 'tuning' stand in 'validation' too"
+    with pytest.raises(ConfigError, match=f"{shared}, on which a {judged} is judged"):
         commands.plan(study, tmp_path / "place", tmp_path / "data")
     assert not (tmp_path / "place/prereg.json").exists()
 

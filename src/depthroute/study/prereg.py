@@ -77,16 +77,18 @@ def document(study: Study, data: Path) -> Document:
 
 
 def check_unseen(study: Study, data: Path) -> None:
-    """ConfigError if a document that values are chosen on is also one that a contrast is judged on."""
+    """ConfigError if a document that values are chosen on is also one that a contrast or crossing is judged on."""
     if study.tuning is None:
         return
     split = study.tuning.held_out
     tuned_on = documents(data, split)
-    for name in dict.fromkeys(contrast.held_out for contrast in contrasts(study)):
+    judged = [("contrast", one.held_out) for one in contrasts(study)]
+    judged += [("crossing", one.held_out) for one in study.crossings]
+    for what, name in dict.fromkeys(judged):
         if shared := tuned_on & documents(data, name):
             raise ConfigError(
                 f"tuning.held_out: {len(shared)} of the {len(tuned_on)} documents of '{split}' stand in '{name}' too, "
-                "on which a contrast is judged; tune on other text, as what was chosen on a text looks good there"
+                f"on which a {what} is judged; tune on other text, as what was chosen on a text looks good there"
             )
 
 
