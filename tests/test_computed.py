@@ -102,6 +102,7 @@ def compiled(layers: int, sources: object, impl: str) -> Transformer:
 def test_compiled_parts_are_shared_by_all_layers_so_depth_adds_no_graph(as_a_user):
     torch.compiler.reset()
     counted = torch._dynamo.utils.counters
+    counted.clear()  # of what other tests have compiled
     for sources in ({"blocks": 3}, "full"):
         # Ten layers are enough to read sources in groups of every size, after an earlier group and first.
         loss_and_gradients(compiled(10, sources, "compiled"))

@@ -1,15 +1,18 @@
 """Keys and values of tokens that were read before, so that a pass reads new tokens only.
 
-Depth reads are local to a token: attention's keys and values are all that one pass has to leave for the next.
+Depth reads are local to a token: attention's keys and values are all that one pass has to leave for the next. What a
+residual may leave is memory to be written over, and what depends on parameters alone.
 """
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Any, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
+from depthroute.residuals import Depth, Residual
 
 
 class Cache(ABC):
@@ -26,17 +29,23 @@ class Cache(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Keep the layer's new keys and values; all of its keys and values, in the order of the tokens."""
 
+    def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
+        """Who reads from depth in this pass: the residual, or its reads in place."""
+        return residual
+
 
 @final
 class KeyValueCache(Cache):
     """A cache with room for `capacity` tokens of every sequence, allocated once, at the first pass.
 
-    It is written in place: backward through more than one pass is an error of torch.
+    It is written in place: backward through more than one pass is an error of torch. All that it keeps belongs to one
+    model, with the parameters of now.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers, self.capacity, self._length = layers, capacity, 0
         self._kept: list[tuple[Tensor, Tensor]] = []
+        self._depth: dict[Any, Depth[Any]] = {}
 
     @property
     def length(self) -> int:
@@ -60,6 +69,19 @@ class KeyValueCache(Cache):
         if layer == self.layers - 1:
             self._length = end
         return keys[:, :, :end], values[:, :, :end]
+
+    def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
+        """In place for one token a sequence, where reading costs less than finding out what lies where."""
+        if embedding.shape[1] > 1 or not torch.is_inference_mode_enabled():
+            return residual
+        like = (residual, embedding.shape, embedding.dtype, embedding.device)
+        if like not in self._depth:
+            self._depth = {like: residual.in_place(embedding)}
+        return self._depth[like]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes its own places: addresses are no one else's."""
+        return {**vars(self), "_depth": {}}
 
     def cut(self, length: int) -> None:
         """Forget all tokens but the first `length`."""

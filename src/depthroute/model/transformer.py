@@ -28,7 +28,7 @@ from depthroute.model.cache import Cache
 from depthroute.model.rotary import angles
 from depthroute.model.sublayers import Attention, Context, Mlp, Output
 from depthroute.ops import resolve
-from depthroute.residuals import AnyResidual, Residual
+from depthroute.residuals import AnyResidual, Depth, Residual
 from depthroute.schema import Schema
 
 
@@ -185,31 +185,33 @@ class Transformer(nn.Module):
         """
         embedding = self.embed_tokens(tokens)
         context = self.context(embedding, documents, positions, visible, cache)
-        state = self.residual.start(embedding)
+        # Whoever looks at a pass may keep what it is shown.
+        depth = self.residual if cache is None or observer is not None else cache.depth(self.residual, embedding)
+        state = depth.start(embedding)
         for sites in self.spans():
             again = self.recompute != "none" and torch.is_grad_enabled()
             state = (
-                checkpoint(self.advance, state, sites, context, observer, use_reentrant=False)
+                checkpoint(self.advance, state, sites, depth, context, observer, use_reentrant=False)
                 if again
-                else self.advance(state, sites, context, observer)
+                else self.advance(state, sites, depth, context, observer)
             )
-        (readout,) = self.residual.read(state, 2 * self.config.layers)
+        (readout,) = depth.read(state, 2 * self.config.layers)
         if observer is not None:
             observer.read(2 * self.config.layers, state, (readout,))
         normed = self.norm(readout if last is None else readout[:, -last:])
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
 
-    def advance(self, state: Any, sites: range, context: Context, observer: Observer | None) -> Any:
+    def advance(self, state: Any, sites: range, depth: Depth[Any], context: Context, observer: Observer | None) -> Any:
         """The state after the sublayers of these sites."""
         sublayers = list(self.sublayers())
         for site in sites:
-            mixed = self.residual.read(state, site)
+            mixed = depth.read(state, site)
             if observer is not None:
                 observer.read(site, state, mixed)
             value, key = self.compute(*sublayers[site], mixed, context)
             if observer is not None:
                 observer.wrote(site, value)
-            state = self.residual.write(state, site, value, key)
+            state = depth.write(state, site, value, key)
         return state
 
     def spans(self) -> list[range]:

@@ -15,9 +15,10 @@ and adapters to others' kernels, which refuse by name what those do not cover: f
 Only this package names implementations.
 """
 
+import functools
 import importlib.util
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -30,7 +31,18 @@ from depthroute.ops.checks import check_attend, check_merge
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
-__all__ = ["IMPLEMENTATIONS", "SPECIFICATION", "Attended", "attend", "available", "calls", "logits", "merge", "resolve"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "SPECIFICATION",
+    "Attended",
+    "attend",
+    "available",
+    "calls",
+    "logits",
+    "merge",
+    "prepared",
+    "resolve",
+]
 
 IMPLEMENTATIONS = {
     "reference": reference,
@@ -108,6 +120,36 @@ def attend(
     check_attend(queries, keys, values, prior, before, eps, gain)
     chosen = counted(resolve(impl, values[0].device))
     return IMPLEMENTATIONS[chosen].attend(queries, keys, values, prior, before, eps=eps, gain=gain)
+
+
+def prepared(
+    queries: Float[Tensor, "query rank"],
+    keys: Sequence[Float[Tensor, "*token rank"]] | None,
+    values: Sequence[Float[Tensor, "*token width"]],
+    prior: Sequence[float] | None = None,
+    *,
+    eps: float,
+    gain: Float[Tensor, " rank"] | None = None,
+    impl: str = "auto",
+) -> Callable[[], Attended]:
+    """The read of these very keys and values, to be taken again whenever what they hold has changed.
+
+    Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients, queries and gain must
+    stay as they are, and a result may be written over by the next read.
+    """
+    check_attend(queries, keys, values, prior, None, eps, gain)
+    chosen = resolve(impl, values[0].device)
+    if chosen == "native":
+        read = native.PreparedRead(queries, keys, values, prior, eps=eps, gain=gain)
+    else:
+        attend = torch.no_grad()(IMPLEMENTATIONS[chosen].attend)
+        read = functools.partial(attend, queries, keys, values, prior, None, eps=eps, gain=gain)
+
+    def take() -> Attended:
+        calls[chosen] += 1
+        return read()
+
+    return take
 
 
 def logits(

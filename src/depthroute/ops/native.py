@@ -10,7 +10,7 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float
@@ -46,21 +46,13 @@ def attend(
     gain: Float[Tensor, " rank"] | None,
 ) -> Attended:
     dtype, (*token, width) = compute_dtype(values[0]), values[0].shape
-    if values[0].device.type != "cpu":
-        raise ArgumentError(f"impl: 'native' reads on a CPU, and the values are on {values[0].device}; choose another")
-    if values[0].dtype not in NAMES:
-        readable = ", ".join(str(name) for name in NAMES)
-        raise ArgumentError(f"impl: 'native' reads {readable}; the values are {values[0].dtype}; choose another")
-    # Nothing here is autocast: no product of matrices among it.
-    query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
-    if prior is not None:
-        prior = torch.as_tensor(prior, dtype=dtype).contiguous()
+    query, prior = scoring(queries, gain, prior, values[0])
     mixed, lse = (None, None) if before is None else (before.mixed.contiguous(), before.lse.to(dtype).contiguous())
     sources = [*(keys or ()), *values]
     whole = all(source.is_contiguous() for source in sources)
     if not whole:
         sources = [rows(source) for source in sources]
-    arguments = (len(values), eps, query.contiguous(), prior, mixed, lse)
+    arguments = (len(values), eps, query, prior, mixed, lse)
     if torch.compiler.is_compiling():
         out, total, _, _ = read_op(*arguments, sources)
     elif torch.is_grad_enabled():
@@ -68,6 +60,56 @@ def attend(
     else:  # nothing is kept: where one token is read, autograd's part would be felt
         out, total, _, _ = forward(*arguments, sources)
     return Attended(out, total) if whole else Attended(out.view(-1, *token, width), total.view(-1, *token))
+
+
+@final
+class PreparedRead:
+    """`attend` of the same tensors again and again, without gradients: what they hold may change, not where they lie.
+
+    Every read writes over the last one's result. For one token, to find out what lies where takes ten times as long as
+    the read itself.
+    """
+
+    def __init__(
+        self,
+        queries: Float[Tensor, "query rank"],
+        keys: Sequence[Float[Tensor, "*token rank"]] | None,
+        values: Sequence[Float[Tensor, "*token width"]],
+        prior: Sequence[float] | None,
+        *,
+        eps: float,
+        gain: Float[Tensor, " rank"] | None,
+    ) -> None:
+        sources = [*(keys or ()), *values]
+        if not all(source.is_contiguous() for source in sources):
+            raise ArgumentError("a prepared read needs sources that are contiguous; call .contiguous() on them first")
+        query, priors = scoring(queries, gain, prior, values[0])
+        inputs, out = (query, priors, None, None), like_outputs(len(values), query, sources)
+        self.eps, self.result = eps, Attended(out[0], out[1])
+        self.kernel, self.numbers = kernel("attend", values[0].dtype), described(len(values), inputs, sources, *out)
+        self.alive = (inputs, sources, out)  # as long as their addresses are in use
+
+    def __call__(self) -> Attended:
+        self.kernel(self.numbers.buffer_info()[0], self.eps)
+        return self.result
+
+
+def scoring(
+    queries: Float[Tensor, "query rank"],
+    gain: Float[Tensor, " rank"] | None,
+    prior: Sequence[float] | Float[Tensor, " source"] | None,
+    value: Float[Tensor, "*token width"],
+) -> tuple[Float[Tensor, "query rank"], Float[Tensor, " source"] | None]:
+    """Queries times gain, and the prior, as the kernel takes them. ArgumentError for values that it cannot read."""
+    if value.device.type != "cpu":
+        raise ArgumentError(f"impl: 'native' reads on a CPU, and the values are on {value.device}; choose another")
+    if value.dtype not in NAMES:
+        readable = ", ".join(str(name) for name in NAMES)
+        raise ArgumentError(f"impl: 'native' reads {readable}; the values are {value.dtype}; choose another")
+    dtype = compute_dtype(value)
+    # Nothing here is autocast: no product of matrices among it.
+    query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
+    return query.contiguous(), None if prior is None else torch.as_tensor(prior, dtype=dtype).contiguous()
 
 
 def rows(tensor: Float[Tensor, "*token width"]) -> Float[Tensor, "row width"]:
@@ -97,7 +139,7 @@ def forward(
     """
     out = like_outputs(count, queries, sources)
     inputs = (queries, prior, mixed_before, lse_before)
-    call("attend", count, eps, inputs, sources, *out)
+    call("attend", eps, described(count, inputs, sources, *out), sources[-1].dtype)
     return out
 
 
@@ -123,18 +165,17 @@ def backward(
     inputs = (queries, prior, mixed_before, lse_before)
     inside = (*saved, mixed.contiguous(), lse.contiguous())
     outside = (out[0], *of_rest, *of_keys, *of_sources[-count:])
-    call("gradients", count, eps, inputs, sources, *inside, *outside)
+    call("gradients", eps, described(count, inputs, sources, *inside, *outside), sources[-1].dtype)
     return out
 
 
-def call(
-    name: str,
-    count: int,
-    eps: float,
-    inputs: Sequence[Tensor | None],
-    sources: Sequence[Tensor],
-    *others: Tensor | None,
-) -> None:
+def call(name: str, eps: float, numbers: "array[int]", dtype: torch.dtype) -> None:
+    kernel(name, dtype)(numbers.buffer_info()[0], eps)
+
+
+def described(
+    count: int, inputs: Sequence[Tensor | None], sources: Sequence[Tensor], *others: Tensor | None
+) -> "array[int]":
     """native.cpp takes sizes, the threads to use, the strides of all rows and then all addresses, as one array."""
     queries, keys, values = inputs[0], sources[:-count], sources[-count:]
     assert queries is not None
@@ -149,7 +190,7 @@ def call(
         key_strides, key_places = [stride(key) for key in keys], [key.data_ptr() for key in keys]
     numbers = array("q", [token, width, rank, count, query, threads, *key_strides, *strides])
     numbers.extend([*map(address, inputs), *key_places, *places, *map(address, others)])
-    kernel(name, values[0].dtype)(numbers.buffer_info()[0], eps)
+    return numbers
 
 
 @functools.cache

@@ -74,20 +74,11 @@ class Reading(NamedTuple):
     """From the mixtures to what the sublayer is fed."""
 
 
-class Residual(nn.Module, ABC, Generic[State]):
-    """The depth side of a decoder of `L` layers: sites 0 .. 2L-1 feed the sublayers, site 2L the final norm.
+class Depth(ABC, Generic[State]):
+    """What a forward pass asks for: sites 0 .. 2L-1 feed the sublayers, site 2L the final norm.
 
-        state = start(embedding),  state = write(state, site, *sublayer(read(state, site))),  readout = read(state, 2L)
-
-    The state is an immutable tuple of tensors, all in the embedding's dtype. Nothing of a forward pass is kept on
-    `self`, and every read is local to a token.
+    state = start(embedding),  state = write(state, site, *sublayer(read(state, site))),  readout = read(state, 2L)
     """
-
-    key_rank: int
-    """Rows that each sublayer's output projection computes beside its value: the rank of emitted keys, 0 for none."""
-
-    opens: frozenset[int]
-    """The sites at which a block begins: where a model may be cut into parts that are computed again in backward."""
 
     @abstractmethod
     def start(self, embedding: Float[Tensor, "*token width"]) -> State:
@@ -106,6 +97,28 @@ class Residual(nn.Module, ABC, Generic[State]):
         key: Float[Tensor, "*token rank"] | None,
     ) -> State:
         """The state after sublayer `site` has given its value and, where `key_rank` is not 0, its key."""
+
+
+class Residual(nn.Module, Depth[State], ABC):
+    """The depth side of a decoder of `L` layers.
+
+    The state is an immutable tuple of tensors, all in the embedding's dtype. Nothing of a forward pass is kept on
+    `self`, and every read is local to a token.
+    """
+
+    key_rank: int
+    """Rows that each sublayer's output projection computes beside its value: the rank of emitted keys, 0 for none."""
+
+    opens: frozenset[int]
+    """The sites at which a block begins: where a model may be cut into parts that are computed again in backward."""
+
+    def in_place(self, embedding: Float[Tensor, "*token width"]) -> Depth[Any]:
+        """The same reads and writes, without gradients, for many passes over tokens shaped like these.
+
+        It may keep memory from one pass to the next, so that only one pass can run at a time, and what depends on
+        parameters alone. The residual itself, where nothing is gained.
+        """
+        return self
 
     @abstractmethod
     def flops(self) -> ReadFlops:

@@ -20,7 +20,7 @@ of the next one reads the finished sources, each of which is then fetched once; 
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast, final
+from typing import Any, Literal, NamedTuple, cast, final
 
 import torch
 from jaxtyping import Float
@@ -30,8 +30,9 @@ from torch.nn.functional import rms_norm
 
 from depthroute.errors import ConfigError
 from depthroute.ops import Attended, attend
-from depthroute.residuals import Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
+from depthroute.residuals import Depth, Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
 from depthroute.residuals.attnres import cost
+from depthroute.residuals.attnres.in_place import InPlace
 from depthroute.residuals.attnres.keys import AnyKeys, Value
 from depthroute.residuals.attnres.routes import Read, Route, read_class
 from depthroute.residuals.attnres.sources import AnySources, Blocks, Full, Layout
@@ -120,6 +121,10 @@ class AttentionResidual(Residual[State]):
         if site == block.start:
             return read.feed(before.mixed)
         return read(*self.visible(state, site).last(), before)
+
+    def in_place(self, embedding: Float[Tensor, "*token width"]) -> Depth[Any]:
+        """Itself where sums are scaled anew for each read, or a block's reads are taken ahead."""
+        return self if self.two_phase or self.config.alpha != 0 else InPlace(self, embedding)
 
     def at(self, site: int) -> Read:
         return cast(Read, self.reads[str(site)])

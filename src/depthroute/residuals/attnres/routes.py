@@ -15,14 +15,14 @@ All of them are the same function at the start, bit for bit: queries and s start
 """
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depthroute.ops import Attended, attend
+from depthroute.ops import Attended, attend, prepared
 
 Route = Literal["shared", "qk_v", "q_k_v", "tied", "average", "frozen_v", "placebo", "temperature"]
 
@@ -64,6 +64,15 @@ class Read(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "*token width"], ...]:
         read = attend(self.queries(), keys, values, prior, before, eps=self.eps, gain=self.gain, impl=self.impl)
         return self.feed(read.mixed)
+
+    def prepared(
+        self,
+        keys: Sequence[Float[Tensor, "*token rank"]] | None,
+        values: Sequence[Float[Tensor, "*token width"]],
+        prior: Sequence[float] | None,
+    ) -> Callable[[], Attended]:
+        """The read of these very tensors, to be fed again and again, with the queries of now."""
+        return prepared(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
 
     def reset_parameters(self) -> None:
         for name, parameter in self.named_parameters():

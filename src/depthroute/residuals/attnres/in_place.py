@@ -1,0 +1,70 @@
+"""Sources that keep their places from one pass to the next: for a model that generates, a token at a time.
+
+    values, keys    one tensor a source, written over by every pass; the live sum grows in place
+    reads           one a site, prepared once
+
+Of one token, a read is a few microseconds of arithmetic. What takes long is to find out, each time, what lies where.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from depthroute.ops import Attended
+from depthroute.residuals import Depth, attnres
+
+
+@final
+class InPlace(Depth[tuple[()]]):
+    """The residual's reads and writes, to the bit. The state is here, not in what it returns."""
+
+    def __init__(self, residual: "attnres.AttentionResidual", embedding: Float[Tensor, "*token width"]) -> None:
+        self.residual, self.layout = residual, residual.layout
+        values, keys, _ = residual.start(embedding)
+        places = len(self.layout.counts[-1])
+        self.values = [torch.empty_like(values[0]) for _ in range(places)]
+        self.keys = [torch.empty_like(key) for key in keys for _ in range(places)]
+        self.reads = [self.prepared(site) for site in range(1, len(self.layout.counts))]
+
+    def prepared(self, site: int) -> Callable[[], Attended]:
+        visible = len(self.layout.counts[site])
+        state = attnres.State(tuple(self.values[:visible]), tuple(self.keys[:visible]))
+        return self.residual.at(site).prepared(*self.residual.visible(state, site))
+
+    def start(self, embedding: Float[Tensor, "*token width"]) -> tuple[()]:
+        values, keys, _ = self.residual.start(embedding)
+        self.values[0].copy_(values[0])
+        for key in keys:
+            self.keys[0].copy_(key)
+        return ()
+
+    def read(self, state: tuple[()], site: int) -> tuple[Float[Tensor, "*token width"], ...]:
+        if site == 0:
+            return (self.values[0],)
+        return self.residual.at(site).feed(self.reads[site - 1]().mixed)
+
+    def write(
+        self,
+        state: tuple[()],
+        site: int,
+        value: Float[Tensor, "*token width"],
+        key: Float[Tensor, "*token rank"] | None,
+    ) -> tuple[()]:
+        newest = len(self.layout.counts[site + 1]) - 1
+        output = value.to(self.values[0].dtype)
+        opens = site in self.layout.opens
+        put(output, self.values[newest], opens)
+        for row in self.residual.key_of(output, key):
+            put(row, self.keys[newest], opens)
+        return state
+
+
+def put(output: Tensor, place: Tensor, opens: bool) -> None:
+    """As a new source, or onto the live sum."""
+    if opens:
+        place.copy_(output)
+    else:
+        place.add_(output)

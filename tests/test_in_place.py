@@ -1,0 +1,148 @@
+"""Reads in place, one token a pass: to the bit what the ordinary reads give, from memory that stays."""
+
+import copy
+
+import networks
+import pytest
+import torch
+from networks import attnres
+from reads import EPS, leaves
+from torch.testing import assert_close
+
+from depthroute import ops
+from depthroute.errors import ArgumentError
+from depthroute.model.cache import KeyValueCache
+from depthroute.model.transformer import Observer
+from depthroute.residuals.attnres.in_place import InPlace
+
+ROUTES = [attnres({"blocks": 4}, routes=routes) for routes in networks.ROUTES]
+KEYS = [attnres(sources, keys, "qk_v", gain=True) for sources in networks.SOURCES for keys in networks.KEYS]
+SYSTEMS = [networks.ADDITIVE, *ROUTES, *KEYS, attnres({"blocks": 4}, beta=1.0), attnres({"blocks": 2}, alpha=0.5)]
+EVERY = pytest.mark.parametrize("residual", SYSTEMS, ids=networks.describe)
+BLOCKS = attnres({"blocks": 4}, {"projected": 3}, "qk_v")
+
+
+def one_by_one(model, tokens, cache=None):
+    cache = KeyValueCache(model.config.layers, tokens.shape[1]) if cache is None else cache
+    return torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], dim=1)
+
+
+def places(model, cache):
+    """Who reads a token of this cache."""
+    with torch.inference_mode():
+        return cache.depth(model.residual, torch.zeros(2, 1, networks.WIDTH, dtype=torch.float64))
+
+
+@EVERY
+@pytest.mark.parametrize("impl", ["reference", "native"])
+def test_reads_in_place_are_the_ordinary_reads_to_the_bit(residual, impl):
+    model, tokens = networks.moved(residual, computed={"impl": impl}), networks.tokens()
+    with torch.no_grad():
+        before = ops.calls.copy()
+        expected = one_by_one(model, tokens)
+        ordinary = ops.calls - before
+    with torch.inference_mode():
+        before = ops.calls.copy()
+        assert torch.equal(one_by_one(model, tokens), expected)
+        assert ops.calls - before == ordinary
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_they_are_in_every_dtype_and_under_autocast(dtype):
+    model, tokens = networks.moved(BLOCKS).to(dtype), networks.tokens()
+    for autocast in (False, dtype != torch.float16):  # torch has no autocast of fp16 to bf16
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.no_grad():
+                expected = one_by_one(model, tokens)
+            with torch.inference_mode():
+                assert torch.equal(one_by_one(model, tokens), expected)
+
+
+def test_only_generation_reads_in_place():
+    model, cache = networks.moved(BLOCKS), KeyValueCache(networks.LAYERS, 8)
+    several, one = torch.zeros(2, 3, networks.WIDTH), torch.zeros(2, 1, networks.WIDTH)
+    assert cache.depth(model.residual, one) is model.residual
+    with torch.inference_mode():
+        assert cache.depth(model.residual, several) is model.residual
+        assert isinstance(cache.depth(model.residual, one.double()), InPlace)
+        for other in (networks.ADDITIVE, attnres({"blocks": 4}, alpha=0.5)):
+            residual = networks.moved(other).residual
+            assert cache.depth(residual, one.double()) is residual
+
+
+def test_sources_keep_their_places_from_token_to_token():
+    model, tokens, cache = networks.moved(BLOCKS), networks.tokens(), KeyValueCache(networks.LAYERS, 5)
+    with torch.inference_mode():
+        model(tokens[:, :1], cache=cache)
+        first = places(model, cache)
+        addresses = [source.data_ptr() for source in (*first.values, *first.keys)]
+        one_by_one(model, tokens[:, 1:], cache)
+    assert places(model, cache) is first
+    assert [source.data_ptr() for source in (*first.values, *first.keys)] == addresses
+
+
+def test_a_copied_cache_goes_on_by_itself():
+    model, tokens = networks.moved(BLOCKS), networks.tokens()
+    with torch.inference_mode():
+        expected = one_by_one(model, tokens)
+        cache = KeyValueCache(networks.LAYERS, 5)
+        one_by_one(model, tokens[:, :3], cache)
+        other = copy.deepcopy(cache)
+        model(tokens[:, :1], cache=other)
+        found = one_by_one(model, tokens[:, 3:], cache)
+    assert places(model, other) is not places(model, cache)
+    assert torch.equal(found, expected[:, 3:])
+
+
+def test_one_cache_may_serve_more_sequences_or_another_model_in_between():
+    tokens, cache = networks.tokens(), KeyValueCache(networks.LAYERS, 5)
+    model = networks.moved(BLOCKS)
+    with torch.inference_mode():
+        expected = one_by_one(model, tokens)
+        for residual in (model.residual, networks.moved(BLOCKS, seed=1).residual):
+            for sequences in (2, 3):
+                cache.depth(residual, torch.ones(sequences, 1, networks.WIDTH, dtype=torch.float64))
+        assert torch.equal(one_by_one(model, tokens, cache), expected)
+
+
+def test_an_observer_may_keep_what_it_is_shown():
+    class Keeping(Observer):
+        def __init__(self):
+            self.seen, self.copies = [], []
+
+        def read(self, site, state, mixed):
+            self.seen += mixed
+            self.copies += [one.clone() for one in mixed]
+
+        def wrote(self, site, value):
+            self.seen.append(value)
+            self.copies.append(value.clone())
+
+    model, cache, keeping = networks.moved(BLOCKS), KeyValueCache(networks.LAYERS, 5), Keeping()
+    with torch.inference_mode():
+        found = [model(token, cache=cache, observer=keeping) for token in networks.tokens().split(1, dim=1)]
+        assert torch.equal(torch.cat(found, dim=1), one_by_one(model, networks.tokens()))
+    assert all(torch.equal(one, its_copy) for one, its_copy in zip(keeping.seen, keeping.copies, strict=True))
+
+
+@pytest.mark.parametrize("impl", ["reference", "native"])
+@pytest.mark.parametrize("own_keys", [False, True])
+def test_a_prepared_read_follows_what_its_sources_hold(impl, own_keys):
+    queries, gain, *sources = leaves((2, 7), (7,), *[(2, 3, 7)] * (3 if own_keys else 0), *[(2, 3, 20)] * 3)
+    keys, values = sources[:-3] or None, sources[-3:]
+    reads = {"prior": [0.0, -1.0, 0.5], "eps": EPS, "gain": gain, "impl": impl}
+    read = ops.prepared(queries, keys, values, **reads)
+    for _ in range(3):
+        found = read()
+        assert_close(found, ops.attend(queries, keys, values, **reads), rtol=0, atol=0)
+        assert not found.mixed.requires_grad
+        with torch.no_grad():
+            for source in sources:
+                source.mul_(-1.5).add_(0.1)
+
+
+def test_a_prepared_read_refuses_sources_that_it_would_have_to_copy():
+    with pytest.raises(ArgumentError, match=r"contiguous; call \.contiguous"):
+        ops.prepared(torch.ones(1, 4), None, [torch.ones(4, 6).T], eps=1e-6, impl="native")
+    with pytest.raises(ArgumentError, match="values: there is no source"):
+        ops.prepared(torch.ones(1, 4), None, [], eps=1e-6)
