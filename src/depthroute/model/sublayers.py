@@ -5,7 +5,6 @@ With emitted keys the output projection has `key_rank` more rows, [value; u] = W
 
 from typing import NamedTuple, final
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -142,5 +141,5 @@ def roles(inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
 def output(rows: Float[Tensor, "batch token rows"], width: int) -> Output:
     if rows.shape[-1] == width:
         return rows, None
-    value, key = torch.split(rows, [width, rows.shape[-1] - width], dim=-1)
+    value, key = rows.split_with_sizes([width, rows.shape[-1] - width], dim=-1)
     return value, key

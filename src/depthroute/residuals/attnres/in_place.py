@@ -22,29 +22,29 @@ class InPlace(Depth[tuple[()]]):
     """The residual's reads and writes, to the bit. The state is here, not in what it returns."""
 
     def __init__(self, residual: "attnres.AttentionResidual", embedding: Float[Tensor, "*token width"]) -> None:
-        self.residual, self.layout = residual, residual.layout
         values, keys, _ = residual.start(embedding)
-        places = len(self.layout.counts[-1])
-        self.values = [torch.empty_like(values[0]) for _ in range(places)]
-        self.keys = [torch.empty_like(key) for key in keys for _ in range(places)]
-        self.reads = [self.prepared(site) for site in range(1, len(self.layout.counts))]
+        self.residual, layout = residual, residual.layout
+        self.opens = layout.opens
+        self.newest = [len(counts) - 1 for counts in layout.counts]
+        self.values = [torch.empty_like(values[0]) for _ in layout.counts[-1]]
+        self.keys = [torch.empty_like(key) for key in keys for _ in layout.counts[-1]]
+        self.reads = {site: self.prepared(site) for site in range(1, len(layout.counts))}
+        self.feeds = {site: residual.at(site).feed for site in self.reads}
 
     def prepared(self, site: int) -> Callable[[], Attended]:
-        visible = len(self.layout.counts[site])
+        visible = self.newest[site] + 1
         state = attnres.State(tuple(self.values[:visible]), tuple(self.keys[:visible]))
         return self.residual.at(site).prepared(*self.residual.visible(state, site))
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> tuple[()]:
         values, keys, _ = self.residual.start(embedding)
-        self.values[0].copy_(values[0])
-        for key in keys:
-            self.keys[0].copy_(key)
+        for places, sources in ((self.values, values), (self.keys, keys)):
+            for source in sources:
+                places[0].copy_(source)
         return ()
 
     def read(self, state: tuple[()], site: int) -> tuple[Float[Tensor, "*token width"], ...]:
-        if site == 0:
-            return (self.values[0],)
-        return self.residual.at(site).feed(self.reads[site - 1]().mixed)
+        return self.feeds[site](self.reads[site]().mixed) if site else (self.values[0],)
 
     def write(
         self,
@@ -53,11 +53,11 @@ class InPlace(Depth[tuple[()]]):
         value: Float[Tensor, "*token width"],
         key: Float[Tensor, "*token rank"] | None,
     ) -> tuple[()]:
-        newest = len(self.layout.counts[site + 1]) - 1
+        newest, opens = self.newest[site + 1], site in self.opens
         output = value.to(self.values[0].dtype)
-        opens = site in self.layout.opens
         put(output, self.values[newest], opens)
-        for row in self.residual.key_of(output, key):
+        if self.keys:
+            (row,) = self.residual.key_of(output, key)
             put(row, self.keys[newest], opens)
         return state
 
