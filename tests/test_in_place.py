@@ -30,7 +30,9 @@ def one_by_one(model, tokens, cache=None):
 def places(model, cache):
     """Who reads a token of this cache."""
     with torch.inference_mode():
-        return cache.depth(model.residual, torch.zeros(2, 1, networks.WIDTH, dtype=torch.float64))
+        depth = cache.depth(model.residual, torch.zeros(2, 1, networks.WIDTH, dtype=torch.float64))
+    assert isinstance(depth, InPlace)
+    return depth
 
 
 @EVERY
