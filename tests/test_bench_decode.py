@@ -17,7 +17,10 @@ def test_both_models_and_attention_are_timed_at_every_context():
     for row in rows:
         assert 0 < row["time_ratio"].low <= row["time_ratio"].value <= row["time_ratio"].high
         assert row["milliseconds"] > 0
-    assert (rows[0]["growth_milliseconds"], rows[0]["attention_growth_milliseconds"]) == (0, 0)
+    for whose in ("", "prenorm_", "attention_"):
+        assert rows[0][f"{whose}growth_milliseconds"].value == 0
+        low, high = rows[1][f"{whose}growth_milliseconds"][1:]
+        assert low < high
 
 
 def test_both_models_fetch_the_same_weights_from_the_same_places():

@@ -1,8 +1,10 @@
 """`depthroute bench decode`: the time of one token in generation, against PreNorm's and as more has been read before.
 
 time_ratio    a token of the preset / a token of PreNorm after the same context, both with a cache
-growth        milliseconds a token more than after the shortest context: of the model, and of attention over its
-              cache alone, which is all that may grow
+growth        milliseconds a token more than after the shortest context, round by round: of the model, of PreNorm, and
+              of attention over its cache alone, which is all that may grow
+
+All contexts of a preset are timed in turn.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +14,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from depthroute.bench.step import BASELINE, build
-from depthroute.bench.timing import interleaved, median, ratio
+from depthroute.bench.timing import Median, interleaved, median, ratio
 from depthroute.errors import ArgumentError
 from depthroute.model.cache import KeyValueCache
 from depthroute.model.transformer import Transformer
+
+ATTENTION = "attention"
+"""The name of attention alone, among presets."""
 
 
 def measure(
@@ -36,15 +41,12 @@ def measure(
     for preset in presets:
         models = {name: build(name, shape, blocks, {"impl": impl}) for name in (BASELINE, preset)}
         share(models[preset], models[BASELINE])
-        first: dict[str, float] = {}
+        candidates: dict[tuple[str, int], Callable[[], object]] = {}
         for context in contexts:
-            candidates: dict[str, Callable[[], object]] = {
-                name: Decoding(model, context, tokens) for name, model in models.items()
-            }
-            candidates["attention"] = AttentionAlone(models[BASELINE], context, tokens)
-            timed = interleaved(candidates, rounds)
-            spent = {name: 1e3 * median(seconds).value / tokens for name, seconds in timed.items()}
-            first = first or spent
+            candidates |= {(name, context): Decoding(model, context, tokens) for name, model in models.items()}
+            candidates[ATTENTION, context] = AttentionAlone(models[BASELINE], context, tokens)
+        timed = interleaved(candidates, rounds)
+        for context in contexts:
             rows.append(
                 {
                     "preset": preset,
@@ -52,15 +54,24 @@ def measure(
                     "blocks": blocks,
                     "impl": models[preset].impl,
                     "context": context,
-                    "milliseconds": spent[preset],
-                    "time_ratio": ratio(timed[preset], timed[BASELINE]),
-                    "growth_milliseconds": spent[preset] - first[preset],
-                    "attention_growth_milliseconds": spent["attention"] - first["attention"],
+                    "milliseconds": 1e3 * median(timed[preset, context]).value / tokens,
+                    "time_ratio": ratio(timed[preset, context], timed[BASELINE, context]),
+                    "growth_milliseconds": growth(timed, preset, context, contexts[0], tokens),
+                    "prenorm_growth_milliseconds": growth(timed, BASELINE, context, contexts[0], tokens),
+                    "attention_growth_milliseconds": growth(timed, ATTENTION, context, contexts[0], tokens),
                 }
             )
             found = rows[-1]["time_ratio"]
             progress(f"{preset} after {context}: {found.value:.3f} of {BASELINE}'s [{found.low:.3f}, {found.high:.3f}]")
     return rows
+
+
+def growth(
+    timed: Mapping[tuple[str, int], Sequence[float]], name: str, context: int, shortest: int, tokens: int
+) -> Median:
+    """Milliseconds a token more than after the shortest context, round by round."""
+    pairs = zip(timed[name, context], timed[name, shortest], strict=True)
+    return median([1e3 * (here - before) / tokens for here, before in pairs])
 
 
 def share(model: Transformer, other: Transformer) -> None:

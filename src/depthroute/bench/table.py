@@ -74,7 +74,7 @@ def steps(rows: Rows) -> str:
 
 
 def decoding(rows: Rows) -> str:
-    lines = [["preset", "impl", "after", "ms a token", "time / prenorm", "growth ms", "attention's ms"]]
+    lines = [["preset", "impl", "after", "ms a token", "time / prenorm", "growth ms", "prenorm's", "attention's"]]
     for row in rows:
         lines.append(
             [
@@ -83,8 +83,9 @@ def decoding(rows: Rows) -> str:
                 str(row["context"]),
                 f"{row['milliseconds']:.2f}",
                 interval(row["time_ratio"]),
-                f"{row['growth_milliseconds']:.2f}",
-                f"{row['attention_growth_milliseconds']:.2f}",
+                interval(row["growth_milliseconds"]),
+                interval(row["prenorm_growth_milliseconds"]),
+                interval(row["attention_growth_milliseconds"]),
             ]
         )
     return columns(lines)

@@ -3,11 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from scipy.stats import binom
 
+Name = TypeVar("Name")
 WARM = 3
 LEVEL = 0.95
 
@@ -20,9 +21,9 @@ class Median(NamedTuple):
     high: float
 
 
-def interleaved(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def interleaved(candidates: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, list[float]]:
     """Seconds of every candidate in every round, after a few rounds that do not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds: dict[Name, list[float]] = {name: [] for name in candidates}
     for number in range(WARM + rounds):
         for name, candidate in candidates.items():
             settle()
