@@ -39,14 +39,14 @@ def places(model, cache):
 @pytest.mark.parametrize("impl", ["reference", "native"])
 def test_reads_in_place_are_the_ordinary_reads_to_the_bit(residual, impl):
     model, tokens = networks.moved(residual, computed={"impl": impl}), networks.tokens()
-    with torch.no_grad():
-        before = ops.calls.copy()
-        expected = one_by_one(model, tokens)
-        ordinary = ops.calls - before
-    with torch.inference_mode():
-        before = ops.calls.copy()
-        assert torch.equal(one_by_one(model, tokens), expected)
-        assert ops.calls - before == ordinary
+    before = ops.calls.copy()
+    expected = one_by_one(model, tokens)
+    ordinary = ops.calls - before
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            before = ops.calls.copy()
+            assert torch.equal(one_by_one(model, tokens), expected)
+            assert ops.calls - before == ordinary
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -54,22 +54,21 @@ def test_they_are_in_every_dtype_and_under_autocast(dtype):
     model, tokens = networks.moved(BLOCKS).to(dtype), networks.tokens()
     for autocast in (False, dtype != torch.float16):  # torch has no autocast of fp16 to bf16
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            with torch.no_grad():
-                expected = one_by_one(model, tokens)
+            expected = one_by_one(model, tokens)
             with torch.inference_mode():
                 assert torch.equal(one_by_one(model, tokens), expected)
 
 
 def test_only_generation_reads_in_place():
-    model, cache = networks.moved(BLOCKS), KeyValueCache(networks.LAYERS, 8)
-    several, one = torch.zeros(2, 3, networks.WIDTH), torch.zeros(2, 1, networks.WIDTH)
-    assert cache.depth(model.residual, one) is model.residual
-    with torch.inference_mode():
-        assert cache.depth(model.residual, several) is model.residual
-        assert isinstance(cache.depth(model.residual, one.double()), InPlace)
-        for other in (networks.ADDITIVE, attnres({"blocks": 4}, alpha=0.5)):
-            residual = networks.moved(other).residual
-            assert cache.depth(residual, one.double()) is residual
+    residual, cache = networks.moved(BLOCKS).residual, KeyValueCache(networks.LAYERS, 8)
+    several, one = (torch.zeros(2, tokens, networks.WIDTH, dtype=torch.float64) for tokens in (3, 1))
+    assert cache.depth(residual, one) is residual
+    with torch.no_grad():
+        assert cache.depth(residual, several) is residual
+        assert isinstance(cache.depth(residual, one), InPlace)
+        two_phases = networks.moved(BLOCKS, computed={"reads": "two_phase"})
+        for other in (networks.moved(networks.ADDITIVE), networks.moved(attnres({"blocks": 4}, alpha=0.5)), two_phases):
+            assert cache.depth(other.residual, one) is other.residual
 
 
 def test_sources_keep_their_places_from_token_to_token():

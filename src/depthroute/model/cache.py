@@ -72,9 +72,9 @@ class KeyValueCache(Cache):
 
     def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
         """In place for one token a sequence, where reading costs less than finding out what lies where."""
-        if embedding.shape[1] > 1 or not torch.is_inference_mode_enabled():
+        if embedding.shape[1] > 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return residual
-        like = (residual, embedding.shape, embedding.dtype, embedding.device)
+        like = (residual, embedding.shape, embedding.dtype, embedding.device, torch.is_inference_mode_enabled())
         if like not in self._depth:
             self._depth = {like: residual.in_place(embedding)}
         return self._depth[like]
