@@ -75,12 +75,12 @@ def report(name: str, dtype: str, build: Any, warps: int) -> dict[str, Any]:
 
 
 def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, normed: bool) -> list[dict[str, Any]]:
-    size = tiles(width, rank, queries)
+    size = tiles(width, rank, queries, own)
     table, full = "*i64", "*fp32"
     shared = {
         "WIDTH": width,
         "RANK": rank,
-        "QUERIES": min(queries, size.queries),
+        "QUERIES": queries,
         "OWN_KEYS": own,
         "PRIOR": own,
         "DTYPE": TYPES[dtype],
@@ -97,18 +97,18 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
     forward = compiled(
         kernels.attend_kernel,
         pointers,
-        ("tokens", "sources", "all_queries"),
+        ("tokens", "sources"),
         shared | {"EPS": 1e-6, "NORM_EPS": 1e-6 if normed else None},
         size.warps,
     )
     pointers |= {"value_grads": table, "key_grads": table, "mixed_grad": f"*{dtype}"}
-    pointers |= dict.fromkeys(("lse_grad", "query_sums", *(["logit_grads"] if own else [])), full)
+    sums = ["value_sums", *(["key_sums"] if own else [])] if queries > size.queries else []
+    pointers |= dict.fromkeys(("lse_grad", "query_sums", *sums, *(["logit_grads"] if own else [])), full)
     backward = compiled(
         kernels.attend_backward_kernel,
         pointers,
-        ("tokens", "sources", "all_queries"),
-        shared
-        | {"LSE_GRAD": True, "NORMED": normed, "ADD": own, "GRAD_DTYPE": TYPES[dtype], "GRAD_ALIGNMENT": ALIGNMENT},
+        ("tokens", "sources"),
+        shared | {"LSE_GRAD": True, "NORMED": normed, "GRAD_ALIGNMENT": ALIGNMENT},
         size.warps,
     )
     case = {"width": width, "rank": rank, "queries": queries, "own_keys": own, "normed": normed}
@@ -119,7 +119,7 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
 
 
 def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
-    size = tiles(width, width, 1)
+    size = tiles(width, width, 1, own_keys=False)
     grads = ("mixed_grad", "first_grad", "second_grad")
     scalars = ("first_lse", "second_lse", "lse", "lse_grad", "first_lse_grad", "second_lse_grad")
     pointers = dict.fromkeys(("first", "second", "mixed", *grads), f"*{dtype}") | dict.fromkeys(scalars, "*fp32")
