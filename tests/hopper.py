@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops import triton_kernels as kernels
+from depthroute.ops import triton_merge_kernels
 from depthroute.ops.triton_operators import ADDRESSES, ALIGNMENT, COLUMN_TILE, ROW_TILE, TOKENS, tiles
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -125,7 +126,7 @@ def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
     pointers = dict.fromkeys(("first", "second", "mixed", *grads), f"*{dtype}") | dict.fromkeys(scalars, "*fp32")
     constants = {"WIDTH": width, "INSIDE": tl.float32, "TOKENS": TOKENS, "WIDTH_TILE": size.width}
     found = []
-    for name, kernel in (("merge", kernels.merge_kernel), ("merge backward", kernels.merge_backward_kernel)):
+    for name, kernel in (("merge", triton_merge_kernels.merge_kernel), ("merge backward", triton_merge_kernels.merge_backward_kernel)):
         some = {key: value for key, value in pointers.items() if key in kernel.arg_names}
         found.append(report(name, dtype, compiled(kernel, some, ("rows",), constants, size.warps), size.warps))
     second = compiled(

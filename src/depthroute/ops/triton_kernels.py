@@ -2,11 +2,11 @@
 # What a kernel is written in is Triton's language, of which Python's checkers know nothing.
 """The kernels of the read, in the words of `reference.py`; docs/kernels.md derives them.
 
-A program reads a run of tokens, one after another; at each token all groups of queries, and for each group all sources,
-one after another. It holds the whole width of a source and beside it the mixtures of one group, so that one instruction
-loads a row of a source for a whole group. Further groups load the row again before the program goes on to another token:
-from a cache, if that holds what a token's read touches. So device memory gives each row once, for any number of queries.
-Sources are found by their addresses: they are never stacked, and one compiled kernel serves any number of them.
+A program reads a run of tokens one after another: at each token all groups of queries, for each group all sources. It
+holds the whole width of a source and beside it the mixtures of one group, so a row of a source is loaded once for a
+whole group. Further groups load it again before the program goes on to another token, from a cache if one holds what
+the read of a token touches: so a row comes from device memory once, for any number of queries. Sources are found by
+their addresses: they are never stacked, and one compiled kernel serves any number of them.
 
     table      [source, 2]          address of a source's first row, and coordinates between rows
     folded     [query, rank]        gain * query
@@ -15,8 +15,8 @@ Sources are found by their addresses: they are never stacked, and one compiled k
     scales     [token, source]          1 / sqrt(mean(k^2) + eps)
     norms      [query, token]           1 / sqrt(mean(mixed^2) + norm_eps), where the mixture is normed on the way out
     query_sums [program, query, rank]   a program's share of the gradient of `folded`
-    value_sums [program, source, width],   key_sums [program, source, rank]
-                                        gradients of one token's sources, summed over the groups so far; one group has none
+    value_sums [program, source, width],   key_sums  [program, source, rank]
+                                        gradients of one token's sources, summed over the groups so far
 
 A tile is a power of two and the width need not be: what lies beyond is masked. Nothing is added by atomics.
 Triton compiles a kernel from its source and its module's names, which the wrapper of a type checker would hide.
@@ -31,7 +31,7 @@ import triton.language as tl
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether the kernels below were made for Triton's interpreter, which runs them on a CPU."""
-SIZES = ["tokens", "sources", "rows"]
+SIZES = ["tokens", "sources"]
 """Arguments for whose values, such as 1 or multiples of 16, no kernel is compiled anew."""
 
 
@@ -169,8 +169,8 @@ def attend_backward_kernel(
 ):
     """Gradients of every source, and this program's share of the queries' gradient.
 
-    One group keeps its queries' gradient in registers over all tokens. Several have no room there: each adds to
-    `query_sums` at every token, and to the sources' sums, which the last group writes out.
+    One group keeps its queries' gradient in registers over all tokens, and needs no sums of the sources' gradients. Of
+    several, each adds to its rows of `query_sums` at every token, and to the sources' sums, which the last writes out.
     """
     GROUPS: tl.constexpr = (QUERIES + QUERY_TILE - 1) // QUERY_TILE
     coordinate, key_coordinate, is_value, is_key = places(WIDTH, RANK, OWN_KEYS, WIDTH_TILE, KEY_TILE)
@@ -298,72 +298,3 @@ def sum_kernel(parts, whole, rows, columns, ROW_TILE: tl.constexpr, COLUMN_TILE:
         here = (line < rows)[:, None] & (column < columns)[None, :]
         total += tl.sum(tl.load(parts + line[:, None] * columns + column[None, :], mask=here, other=0.0), 0)
     tl.store(whole + column, total, mask=column < columns)
-
-
-@triton.jit(do_not_specialize=SIZES)
-@no_type_check
-def merge_kernel(
-    first,
-    second,
-    first_lse,
-    second_lse,
-    mixed,
-    lse,
-    rows,
-    WIDTH: tl.constexpr,
-    INSIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
-):
-    """p = sigmoid(lse_2 - lse_1), mixed = mixed_1 + p (mixed_2 - mixed_1): a row is a query at a token."""
-    coordinate = tl.arange(0, WIDTH_TILE)
-    start = tl.program_id(0).to(tl.int64) * TOKENS
-    for number in range(start, tl.minimum(start + TOKENS, rows)):
-        one, two = tl.load(first_lse + number), tl.load(second_lse + number)
-        share = 1.0 / (1.0 + tl.exp(one - two))
-        # Of two reads whose sources are all hidden, -inf, the difference is no number.
-        apart = tl.where(one == two, 0.0, tl.abs(one - two))
-        tl.store(lse + number, tl.maximum(one, two) + tl.log(1.0 + tl.exp(-apart)))
-        place = number * WIDTH + coordinate
-        a = tl.load(first + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        b = tl.load(second + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        # From the nearer end, so that a share of 1 gives the second read to the bit.
-        mix = tl.where(share < 0.5, a + share * (b - a), b - (1.0 - share) * (b - a))
-        tl.store(mixed + place, mix.to(mixed.dtype.element_ty), mask=coordinate < WIDTH)
-
-
-@triton.jit(do_not_specialize=SIZES)
-@no_type_check
-def merge_backward_kernel(
-    first,
-    second,
-    first_lse,
-    second_lse,
-    mixed_grad,
-    lse_grad,
-    first_grad,
-    second_grad,
-    first_lse_grad,
-    second_lse_grad,
-    rows,
-    WIDTH: tl.constexpr,
-    INSIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
-):
-    """dshare = <dmixed, mixed_2 - mixed_1>; the shares are p for the second read and 1 - p for the first."""
-    coordinate = tl.arange(0, WIDTH_TILE)
-    start = tl.program_id(0).to(tl.int64) * TOKENS
-    for number in range(start, tl.minimum(start + TOKENS, rows)):
-        apart = tl.load(first_lse + number) - tl.load(second_lse + number)
-        share, rest = 1.0 / (1.0 + tl.exp(apart)), 1.0 / (1.0 + tl.exp(-apart))
-        place = number * WIDTH + coordinate
-        a = tl.load(first + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        b = tl.load(second + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        grad = tl.load(mixed_grad + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        through_lse = tl.load(lse_grad + number)
-        moved = share * rest * tl.sum(grad * (b - a), 0)
-        tl.store(first_lse_grad + number, rest * through_lse - moved)
-        tl.store(second_lse_grad + number, share * through_lse + moved)
-        tl.store(first_grad + place, (rest * grad).to(first_grad.dtype.element_ty), mask=coordinate < WIDTH)
-        tl.store(second_grad + place, (share * grad).to(second_grad.dtype.element_ty), mask=coordinate < WIDTH)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import triton_kernels
+from depthroute.ops import triton_kernels, triton_merge_kernels
 
 kernels: Any = triton_kernels
+merge_kernels: Any = triton_merge_kernels
 TOKENS = 8
 """Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
 QUERIES, ACCUMULATORS, PER_WARP = 8, 16384, 1024
@@ -273,7 +274,7 @@ def join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -
     width, rows = first.shape[-1], lse.numel()
     size = tiles(width, width, 1, own_keys=False)
     with torch.cuda.device_of(first):
-        kernels.merge_kernel[(-(-rows // TOKENS),)](
+        merge_kernels.merge_kernel[(-(-rows // TOKENS),)](
             first,
             second,
             first_lse,
@@ -302,7 +303,7 @@ def join_backward(
     width, rows = first.shape[-1], first_lse.numel()
     size = tiles(width, width, 1, own_keys=False)
     with torch.cuda.device_of(first):
-        kernels.merge_backward_kernel[(-(-rows // TOKENS),)](
+        merge_kernels.merge_backward_kernel[(-(-rows // TOKENS),)](
             first,
             second,
             first_lse,
