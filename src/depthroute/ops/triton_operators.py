@@ -24,8 +24,8 @@ kernels: Any = triton_kernels
 merge_kernels: Any = triton_merge_kernels
 TOKENS = 8
 """Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
-QUERIES, ACCUMULATORS, PER_WARP = 8, 16384, 1024
-"""At most so many queries in a group, coordinates of their mixtures in registers, and of these a warp."""
+QUERIES, OWN_KEY_QUERIES, ACCUMULATORS, PER_WARP = 8, 4, 16384, 1024
+"""At most so many queries in a group, or with separate keys; coordinates of their mixtures in registers, and a warp."""
 ALIGNMENT = 16
 ADDRESSES = 64
 """Tensors that one launch can note the addresses of, well below the limit on a kernel's arguments."""
@@ -50,9 +50,9 @@ def power_of_two(number: int) -> int:
 
 def tiles(width: int, rank: int, queries: int, own_keys: bool) -> Tiles:
     width_tile, key_tile = power_of_two(width), power_of_two(rank)
-    # Keys of their own have accumulators of their own backward, which matters where they are as wide as the values.
-    widest = max(width_tile, 2 * key_tile) if own_keys else width_tile
-    query_tile = min(power_of_two(queries), QUERIES, max(1, ACCUMULATORS // widest))
+    # Separate keys take registers too: backward as many as the mixtures, where they are as wide as the values.
+    most, widest = (OWN_KEY_QUERIES, max(width_tile, 2 * key_tile)) if own_keys else (QUERIES, width_tile)
+    query_tile = min(power_of_two(queries), most, max(1, ACCUMULATORS // widest))
     return Tiles(width_tile, key_tile, query_tile, min(8, max(1, query_tile * width_tile // PER_WARP)))
 
 
