@@ -5,8 +5,9 @@
     depthroute::read    folded queries, sources -> mixed, lse, and per-token numbers for backward
     depthroute::join    two reads -> the read of their union
 
-Nothing is timed at run time to choose a tile: the choice would decide the order of sums, and two runs would differ in
-their last bits. `tiles` is the whole choice, by width and queries.
+A read is one launch, of any number of queries, and its gradients one and a sum. Nothing is timed at run time to choose
+a tile: the choice would decide the order of sums, and two runs would differ in their last bits. `tiles` is the whole
+choice, by shapes.
 """
 
 import math
@@ -23,7 +24,7 @@ from depthroute.ops import triton_kernels, triton_merge_kernels
 kernels: Any = triton_kernels
 merge_kernels: Any = triton_merge_kernels
 TOKENS = 8
-"""Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
+"""Of a program: enough to sum the queries' gradient over, few enough that there are programs for every core."""
 QUERIES, OWN_KEY_QUERIES, ACCUMULATORS, PER_WARP = 8, 4, 16384, 1024
 """At most so many queries in a group, or with separate keys; coordinates of their mixtures in registers, and a warp."""
 ALIGNMENT = 16
@@ -173,13 +174,15 @@ def read_backward(
     queries, rank = folded.shape
     width, tokens = values[0].shape[-1], lse[0].numel()
     size = tiles(width, rank, queries, len(keys) > 0)
-    several = queries > size.queries
     value_grads = [torch.empty(value.shape, dtype=value.dtype, device=value.device) for value in values]
     key_grads = [torch.empty(key.shape, dtype=key.dtype, device=key.device) for key in keys]
     logit_grads = torch.empty_like(scores) if prior is not None else None
     folded_grad = torch.empty_like(folded)
     programs = -(-tokens // TOKENS)
     query_sums = folded.new_empty(programs, queries, rank)
+    several = queries > size.queries
+    value_sums = folded.new_empty(programs, len(values), width) if several else None
+    key_sums = folded.new_empty(programs, len(keys), rank) if several and keys else None
     with torch.cuda.device_of(folded):
         table, grad_table = Table.of(values), Table.of(value_grads)
         key_table, key_grad_table = (Table.of(keys), Table.of(key_grads)) if keys else (table, grad_table)
@@ -198,8 +201,8 @@ def read_backward(
             mixed_grad,
             lse_grad,
             query_sums,
-            folded.new_empty(programs, len(values), width) if several else None,
-            folded.new_empty(programs, len(keys), rank) if several and keys else None,
+            value_sums,
+            key_sums,
             logit_grads,
             tokens,
             len(values),
