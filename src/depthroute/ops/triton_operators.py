@@ -51,7 +51,7 @@ def power_of_two(number: int) -> int:
 
 def tiles(width: int, rank: int, queries: int, own_keys: bool) -> Tiles:
     width_tile, key_tile = power_of_two(width), power_of_two(rank)
-    # Separate keys take registers too: backward as many as the mixtures, where they are as wide as the values.
+    # Separate keys take registers too: backward as many as the mixtures, if they are as wide as the values.
     most, widest = (OWN_KEY_QUERIES, max(width_tile, 2 * key_tile)) if own_keys else (QUERIES, width_tile)
     query_tile = min(power_of_two(queries), most, max(1, ACCUMULATORS // widest))
     return Tiles(width_tile, key_tile, query_tile, min(8, max(1, query_tile * width_tile // PER_WARP)))
