@@ -76,7 +76,7 @@ def report(name: str, dtype: str, build: Any, warps: int) -> dict[str, Any]:
         "warps": warps,
         "registers": registers,
         "spilled": spilled,
-        "barriers": build.asm["ttgir"].count("ttg.barrier all"),
+        "barriers": len(re.findall(r"ttg\.barrier all|gpu\.barrier", build.asm["ttgir"])),
         "vectors": bool(re.search(r"ld\.global\.v4\.b32", code)),
         "fp64": ".f64" in code,
     }
