@@ -238,7 +238,7 @@ def attend_backward_kernel(
                 if token > start:
                     q_grad += tl.load(q_place, mask=q_here, other=0.0)
                 tl.store(q_place, q_grad, mask=q_here)
-                # What one thread stores or loads here, another may load for the next group, or store for the next token.
+                # What a thread stores or loads here, another may load for the next group or store for the next token.
                 tl.debug_barrier()
     if GROUPS == 1:
         query = tl.arange(0, QUERY_TILE)

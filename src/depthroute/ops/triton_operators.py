@@ -26,7 +26,7 @@ merge_kernels: Any = triton_merge_kernels
 TOKENS = 8
 """Of a program: enough to sum the queries' gradient over, few enough that there are programs for every core."""
 QUERIES, OWN_KEY_QUERIES, ACCUMULATORS, PER_WARP = 8, 4, 16384, 1024
-"""At most so many queries in a group, and in one with separate keys; coordinates of mixtures in registers, and a warp."""
+"""At most so many queries in a group, or in one with separate keys; coordinates of mixtures in registers; of a warp."""
 ALIGNMENT = 16
 ADDRESSES = 64
 """Tensors that one launch can note the addresses of, well below the limit on a kernel's arguments."""
