@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import os
+from collections.abc import Iterator
 
 import jaxtyping
 import pytest
@@ -18,3 +19,19 @@ def as_a_user():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """For the kernels: a program has two tokens, and memory that nothing has written is NaN."""
+    from depthroute.ops import triton_operators as operators
+
+    if request.param == "cpu" and not operators.INTERPRETED:
+        pytest.skip("the kernels are compiled, for the GPU")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    monkeypatch.setattr(operators, "TOKENS", 2)
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    yield torch.device(request.param)
+    torch.use_deterministic_algorithms(False)

@@ -1,7 +1,7 @@
 """Compile the kernels for Hopper with no device at hand, and report what the code takes: `python tests/hopper.py`.
 
-Prints JSON, one entry a kernel and case: registers a thread, bytes spilled, warps, and whether sources are read in
-vectors of 16 bytes and anything is computed in fp64. It must run without TRITON_INTERPRET.
+Prints JSON, one entry a kernel and case: registers a thread, bytes spilled, warps, barriers that order global memory,
+and whether anything is loaded in vectors of 16 bytes or computed in fp64. It must run without TRITON_INTERPRET.
 """
 
 import json
@@ -18,23 +18,30 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops import triton_kernels as kernels
+from depthroute.ops import triton_merge_kernels as merging
 from depthroute.ops.triton_operators import ADDRESSES, ALIGNMENT, COLUMN_TILE, ROW_TILE, TOKENS, tiles
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-# Width, rank, queries, whether keys are separate (with a prior, and gradients that are added to), whether the mixture
-# is normed.
+# Width, rank, queries, whether keys are separate (with a prior), whether the mixture is normed.
 CASES = [
     (1024, 1024, 1, False, False),
     (1024, 64, 2, False, False),
     (1024, 32, 2, True, False),
     (1000, 1000, 3, False, True),
+    (1024, 1024, 8, False, False),
+    (2048, 2048, 8, False, False),
     (2048, 2048, 16, False, False),
+    (2048, 64, 16, True, False),
     (4096, 4096, 2, False, False),
     (4096, 4096, 3, False, False),
+    (4096, 4096, 8, False, True),
+    (4096, 4096, 8, True, True),
     (7168, 7168, 1, False, False),
     (7168, 7168, 2, False, True),
     (8192, 8192, 2, False, False),
+    (8192, 8192, 16, False, False),
+    (8192, 64, 16, True, True),
 ]
 TYPES = {"bf16": tl.bfloat16, "fp32": tl.float32}
 
@@ -69,18 +76,19 @@ def report(name: str, dtype: str, build: Any, warps: int) -> dict[str, Any]:
         "warps": warps,
         "registers": registers,
         "spilled": spilled,
+        "barriers": len(re.findall(r"ttg\.barrier all|gpu\.barrier", build.asm["ttgir"])),
         "vectors": bool(re.search(r"ld\.global\.v4\.b32", code)),
         "fp64": ".f64" in code,
     }
 
 
 def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, normed: bool) -> list[dict[str, Any]]:
-    size = tiles(width, rank, queries)
+    size = tiles(width, rank, queries, own)
     table, full = "*i64", "*fp32"
     shared = {
         "WIDTH": width,
         "RANK": rank,
-        "QUERIES": min(queries, size.queries),
+        "QUERIES": queries,
         "OWN_KEYS": own,
         "PRIOR": own,
         "DTYPE": TYPES[dtype],
@@ -97,21 +105,22 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
     forward = compiled(
         kernels.attend_kernel,
         pointers,
-        ("tokens", "sources", "all_queries"),
+        ("tokens", "sources"),
         shared | {"EPS": 1e-6, "NORM_EPS": 1e-6 if normed else None},
         size.warps,
     )
     pointers |= {"value_grads": table, "key_grads": table, "mixed_grad": f"*{dtype}"}
-    pointers |= dict.fromkeys(("lse_grad", "query_sums", *(["logit_grads"] if own else [])), full)
+    sums = ["value_sums", *(["key_sums"] if own else [])] if queries > size.queries else []
+    pointers |= dict.fromkeys(("lse_grad", "query_sums", *sums, *(["logit_grads"] if own else [])), full)
     backward = compiled(
         kernels.attend_backward_kernel,
         pointers,
-        ("tokens", "sources", "all_queries"),
-        shared
-        | {"LSE_GRAD": True, "NORMED": normed, "ADD": own, "GRAD_DTYPE": TYPES[dtype], "GRAD_ALIGNMENT": ALIGNMENT},
+        ("tokens", "sources"),
+        shared | {"LSE_GRAD": True, "NORMED": normed, "GRAD_ALIGNMENT": ALIGNMENT},
         size.warps,
     )
     case = {"width": width, "rank": rank, "queries": queries, "own_keys": own, "normed": normed}
+    case |= {"groups": -(-queries // size.queries)}
     return [
         case | report("attend", dtype, forward, size.warps),
         case | report("attend backward", dtype, backward, size.warps),
@@ -119,13 +128,13 @@ def read_kernels(dtype: str, width: int, rank: int, queries: int, own: bool, nor
 
 
 def merge_kernels(dtype: str, width: int) -> list[dict[str, Any]]:
-    size = tiles(width, width, 1)
+    size = tiles(width, width, 1, own_keys=False)
     grads = ("mixed_grad", "first_grad", "second_grad")
     scalars = ("first_lse", "second_lse", "lse", "lse_grad", "first_lse_grad", "second_lse_grad")
     pointers = dict.fromkeys(("first", "second", "mixed", *grads), f"*{dtype}") | dict.fromkeys(scalars, "*fp32")
     constants = {"WIDTH": width, "INSIDE": tl.float32, "TOKENS": TOKENS, "WIDTH_TILE": size.width}
     found = []
-    for name, kernel in (("merge", kernels.merge_kernel), ("merge backward", kernels.merge_backward_kernel)):
+    for name, kernel in (("merge", merging.merge_kernel), ("merge backward", merging.merge_backward_kernel)):
         some = {key: value for key, value in pointers.items() if key in kernel.arg_names}
         found.append(report(name, dtype, compiled(kernel, some, ("rows",), constants, size.warps), size.warps))
     second = compiled(
@@ -147,7 +156,7 @@ def addresses_kernel() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every case in both types, or those that the arguments name by type, width and queries: `bf16:8192:2`.
+    """Every case in both types, or those that the arguments name by type, width and queries, such as `bf16:8192:2`.
 
     `addresses` names the kernel that notes where sources lie.
     """

@@ -1,12 +1,15 @@
-"""The read in kernels of our own: each source is read once forward and once backward, for up to four queries at a time.
+"""The read in kernels of our own: several queries read each source once, forward and backward.
 
     mixed, lse = attend(...)    as `reference.attend`; `attend_normed` also applies the PreNorm that follows
     merge(first, second)        as `reference.merge`
 
-Above a width of 4096 it is two queries at a time. Nothing is kept for backward but references to the sources and the
-mixture, and some numbers a token. Sources are fp16, bf16 or fp32, and
-computed in fp32; fp64 is computed in fp64. A CPU can only run Triton's interpreter, which is for tests. Needs the extra
-`kernels`. Derivation and tiles: docs/kernels.md.
+One launch each way takes any number of queries, and in it a source's row comes from device memory once. It is loaded
+once for a group of queries, at most eight and as many as have room in registers; further groups load it again before
+the next token is begun, from a cache: up to the numbers of sources in docs/kernels.md, which also derives the kernels.
+
+Nothing is kept for backward but references to the sources and the mixture, and some numbers a token. Sources are fp16,
+bf16 or fp32, and computed in fp32; fp64 is computed in fp64. A CPU can only run Triton's interpreter, which is for
+tests. Needs the extra `kernels`.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,11 @@
 # What a kernel is written in is Triton's language, of which Python's checkers know nothing.
 """The kernels of the read, in the words of `reference.py`; docs/kernels.md derives them.
 
-A program reads a run of tokens, one after another, and at each token all sources, one after another. It holds the whole
-width of a source and as many queries as fit beside it, so that a source comes from memory once for all of these.
-Sources are found by their addresses: they are never stacked, and one compiled kernel serves any number of them.
+A program reads a run of tokens one after another: at each token all groups of queries, for each group all sources. It
+holds the whole width of a source and beside it the mixtures of one group, so a row of a source is loaded once for a
+whole group. Further groups load it again before the program goes on to another token, from a cache if one holds what
+the read of a token touches: so a row comes from device memory once, for any number of queries. Sources are found by
+their addresses: they are never stacked, and one compiled kernel serves any number of them.
 
     table      [source, 2]          address of a source's first row, and coordinates between rows
     folded     [query, rank]        gain * query
@@ -12,6 +14,9 @@ Sources are found by their addresses: they are never stacked, and one compiled k
     scores     [token, source, query]   <q, g * RMSNorm(k)>, without the prior
     scales     [token, source]          1 / sqrt(mean(k^2) + eps)
     norms      [query, token]           1 / sqrt(mean(mixed^2) + norm_eps), where the mixture is normed on the way out
+    query_sums [program, query, rank]   a program's share of the gradient of `folded`
+    value_sums [program, source, width],   key_sums  [program, source, rank]
+                                        gradients of one token's sources, summed over the groups so far
 
 A tile is a power of two and the width need not be: what lies beyond is masked. Nothing is added by atomics.
 Triton compiles a kernel from its source and its module's names, which the wrapper of a type checker would hide.
@@ -26,7 +31,7 @@ import triton.language as tl
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether the kernels below were made for Triton's interpreter, which runs them on a CPU."""
-SIZES = ["tokens", "sources", "all_queries", "rows"]
+SIZES = ["tokens", "sources"]
 """Arguments for whose values, such as 1 or multiples of 16, no kernel is compiled anew."""
 
 
@@ -61,7 +66,6 @@ def attend_kernel(
     norms,
     tokens,
     sources,
-    all_queries,
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -77,47 +81,52 @@ def attend_kernel(
     KEY_TILE: tl.constexpr,
     QUERY_TILE: tl.constexpr,
 ):
-    query, coordinate, key_coordinate, is_query, is_value, is_key = places(
-        WIDTH, RANK, QUERIES, OWN_KEYS, WIDTH_TILE, KEY_TILE, QUERY_TILE
-    )
-    q = tl.load(folded + query[:, None] * RANK + key_coordinate, mask=is_query[:, None] & is_key, other=0.0)
+    GROUPS: tl.constexpr = (QUERIES + QUERY_TILE - 1) // QUERY_TILE
+    coordinate, key_coordinate, is_value, is_key = places(WIDTH, RANK, OWN_KEYS, WIDTH_TILE, KEY_TILE)
+    if GROUPS == 1:
+        q = load_queries(folded, tl.arange(0, QUERY_TILE), key_coordinate, is_key, QUERIES, RANK)
     start = tl.program_id(0).to(tl.int64) * TOKENS
     for token in range(start, tl.minimum(start + TOKENS, tokens)):
-        highest = tl.full([QUERY_TILE], float("-inf"), INSIDE)
-        total = tl.zeros([QUERY_TILE], INSIDE)
-        mix = tl.zeros([QUERY_TILE, WIDTH_TILE], INSIDE)
-        for source in range(sources):
-            value = tl.load(row(values, source, token, DTYPE, ALIGNMENT) + coordinate, mask=is_value, other=0.0)
-            value = value.to(INSIDE)
-            if OWN_KEYS:
-                key = tl.load(row(keys, source, token, DTYPE, ALIGNMENT) + key_coordinate, mask=is_key, other=0.0)
-                key = key.to(INSIDE)
-            else:
-                key = tl.where(is_key, value, 0.0)
-            scale = tl.rsqrt(tl.sum(key * key, 1) / RANK + EPS)
-            score = tl.sum(q * key, 1) * scale
-            pair = token * sources + source
-            tl.store(scores + pair * all_queries + query, score, mask=is_query)
-            tl.store(scales + pair + tl.arange(0, 1), scale)
-            z = score
-            if PRIOR:
-                z += tl.load(prior + source)
-            higher = tl.maximum(highest, z)
-            # While every source so far is hidden by a prior of -inf, there is no highest logit to subtract.
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            kept, weight = tl.exp(highest - base), tl.exp(z - base)
-            total = total * kept + weight
-            mix = mix * kept[:, None] + weight[:, None] * value
-            highest = higher
-        mix = mix / total[:, None]
-        place = query.to(tl.int64) * tokens + token
-        tl.store(lse + place, highest + tl.log(total), mask=is_query)
-        if NORM_EPS is not None:
-            norm = tl.rsqrt(tl.sum(mix * mix, 1) / WIDTH + NORM_EPS)
-            tl.store(norms + place, norm, mask=is_query)
-            mix = mix * norm[:, None]
-        out = mixed + place[:, None] * WIDTH + coordinate
-        tl.store(out, mix.to(DTYPE), mask=is_query[:, None] & is_value)
+        for group in range(GROUPS):
+            query = group * QUERY_TILE + tl.arange(0, QUERY_TILE)
+            is_query = query < QUERIES
+            if GROUPS > 1:
+                q = load_queries(folded, query, key_coordinate, is_key, QUERIES, RANK)
+            highest = tl.full([QUERY_TILE], float("-inf"), INSIDE)
+            total = tl.zeros([QUERY_TILE], INSIDE)
+            mix = tl.zeros([QUERY_TILE, WIDTH_TILE], INSIDE)
+            for source in range(sources):
+                value = tl.load(row(values, source, token, DTYPE, ALIGNMENT) + coordinate, mask=is_value, other=0.0)
+                value = value.to(INSIDE)
+                if OWN_KEYS:
+                    key = tl.load(row(keys, source, token, DTYPE, ALIGNMENT) + key_coordinate, mask=is_key, other=0.0)
+                    key = key.to(INSIDE)
+                else:
+                    key = tl.where(is_key, value, 0.0)
+                scale = tl.rsqrt(tl.sum(key * key, 1) / RANK + EPS)
+                score = tl.sum(q * key, 1) * scale
+                pair = token * sources + source
+                tl.store(scores + pair * QUERIES + query, score, mask=is_query)
+                tl.store(scales + pair + tl.arange(0, 1), scale)
+                z = score
+                if PRIOR:
+                    z += tl.load(prior + source)
+                higher = tl.maximum(highest, z)
+                # While every source so far is hidden by a prior of -inf, there is no highest logit to subtract.
+                base = tl.where(higher == float("-inf"), 0.0, higher)
+                kept, weight = tl.exp(highest - base), tl.exp(z - base)
+                total = total * kept + weight
+                mix = mix * kept[:, None] + weight[:, None] * value
+                highest = higher
+            mix = mix / total[:, None]
+            place = query.to(tl.int64) * tokens + token
+            tl.store(lse + place, highest + tl.log(total), mask=is_query)
+            if NORM_EPS is not None:
+                norm = tl.rsqrt(tl.sum(mix * mix, 1) / WIDTH + NORM_EPS)
+                tl.store(norms + place, norm, mask=is_query)
+                mix = mix * norm[:, None]
+            out = mixed + place[:, None] * WIDTH + coordinate
+            tl.store(out, mix.to(DTYPE), mask=is_query[:, None] & is_value)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -137,10 +146,11 @@ def attend_backward_kernel(
     mixed_grad,
     lse_grad,
     query_sums,
+    value_sums,
+    key_sums,
     logit_grads,
     tokens,
     sources,
-    all_queries,
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -148,9 +158,7 @@ def attend_backward_kernel(
     PRIOR: tl.constexpr,
     LSE_GRAD: tl.constexpr,
     NORMED: tl.constexpr,
-    ADD: tl.constexpr,
     DTYPE: tl.constexpr,
-    GRAD_DTYPE: tl.constexpr,
     INSIDE: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     GRAD_ALIGNMENT: tl.constexpr,
@@ -159,72 +167,103 @@ def attend_backward_kernel(
     KEY_TILE: tl.constexpr,
     QUERY_TILE: tl.constexpr,
 ):
-    """Gradients of every source, and this program's share of the queries' gradient, `query_sums[program, query, rank]`.
+    """Gradients of every source, and this program's share of the queries' gradient.
 
-    ADD adds to the gradients of the sources that an earlier launch, for other queries, has left there. The program has
-    QUERIES of `all_queries`, and `scores` and `logit_grads` begin at the first of them.
+    One group keeps its queries' gradient in registers over all tokens, and needs no sums of the sources' gradients. Of
+    several, each adds to its rows of `query_sums` at every token, and to the sources' sums, which the last writes out.
     """
-    query, coordinate, key_coordinate, is_query, is_value, is_key = places(
-        WIDTH, RANK, QUERIES, OWN_KEYS, WIDTH_TILE, KEY_TILE, QUERY_TILE
-    )
-    here = is_query[:, None] & is_value
-    q_here = is_query[:, None] & is_key
-    q_place = query[:, None] * RANK + key_coordinate
-    q_grad = tl.zeros([QUERY_TILE, KEY_TILE if OWN_KEYS else WIDTH_TILE], INSIDE)
-    start = tl.program_id(0).to(tl.int64) * TOKENS
+    GROUPS: tl.constexpr = (QUERIES + QUERY_TILE - 1) // QUERY_TILE
+    coordinate, key_coordinate, is_value, is_key = places(WIDTH, RANK, OWN_KEYS, WIDTH_TILE, KEY_TILE)
+    program = tl.program_id(0).to(tl.int64)
+    if GROUPS == 1:
+        q_grad = tl.zeros([QUERY_TILE, KEY_TILE if OWN_KEYS else WIDTH_TILE], INSIDE)
+    start = program * TOKENS
     for token in range(start, tl.minimum(start + TOKENS, tokens)):
-        place = query.to(tl.int64) * tokens + token
-        grad = tl.load(mixed_grad + place[:, None] * WIDTH + coordinate, mask=here, other=0.0)
-        mix = tl.load(mixed + place[:, None] * WIDTH + coordinate, mask=here, other=0.0).to(INSIDE)
-        if NORMED:
-            norm = tl.load(norms + place, mask=is_query, other=1.0)
-            grad = grad.to(INSIDE)
-            grad = (grad - mix * (tl.sum(grad * mix, 1) / WIDTH)[:, None]) * norm[:, None]
-            mix = mix / norm[:, None]
-        # sum_i a_i <dmixed, v_i> = <dmixed, mixed>
-        mean = tl.sum(grad.to(INSIDE) * mix, 1)
-        log_total = tl.load(lse + place, mask=is_query, other=0.0)
-        through_lse = tl.zeros([QUERY_TILE], INSIDE)
-        if LSE_GRAD:
-            through_lse = tl.load(lse_grad + place, mask=is_query, other=0.0)
-        for source in range(sources):
-            value = tl.load(row(values, source, token, DTYPE, ALIGNMENT) + coordinate, mask=is_value, other=0.0)
-            value = value.to(INSIDE)
-            pair = token * sources + source
-            score = tl.load(scores + pair * all_queries + query, mask=is_query, other=0.0)
-            scale = tl.load(scales + pair)
-            z = score
-            if PRIOR:
-                z += tl.load(prior + source)
-            weight = tl.where(is_query, tl.exp(z - log_total), 0.0)
-            through_mix = tl.sum(grad.to(INSIDE) * value, 1) - mean
-            # The weight of a single source is 1 whatever its logit, to the bit.
-            z_grad = weight * (through_lse + tl.where(sources > 1, through_mix, 0.0))
-            if PRIOR:
-                tl.store(logit_grads + pair * all_queries + query, z_grad, mask=is_query)
-            if OWN_KEYS:
-                key = tl.load(row(keys, source, token, DTYPE, ALIGNMENT) + key_coordinate, mask=is_key, other=0.0)
-                key = key.to(INSIDE)
-            else:
-                key = tl.where(is_key, value, 0.0)
-            q_grad += (z_grad * scale)[:, None] * key
-            q = tl.load(folded + q_place, mask=q_here, other=0.0)
-            inward = tl.sum(z_grad * score) * scale * scale / RANK
-            key_grad = tl.sum(z_grad[:, None] * q, 0)[None, :] * scale - key * inward
-            value_grad = tl.sum(weight[:, None] * grad.to(INSIDE), 0)[None, :]
-            if OWN_KEYS:
-                out = row(key_grads, source, token, GRAD_DTYPE, GRAD_ALIGNMENT) + key_coordinate
-                if ADD:
-                    key_grad += tl.load(out, mask=is_key, other=0.0)
-                tl.store(out, key_grad.to(GRAD_DTYPE), mask=is_key)
-            else:
-                value_grad += key_grad
-            out = row(value_grads, source, token, GRAD_DTYPE, GRAD_ALIGNMENT) + coordinate
-            if ADD:
-                value_grad += tl.load(out, mask=is_value, other=0.0)
-            tl.store(out, value_grad.to(GRAD_DTYPE), mask=is_value)
-    sums = query_sums + tl.program_id(0).to(tl.int64) * QUERIES * RANK
-    tl.store(sums + q_place, q_grad, mask=q_here)
+        for group in range(GROUPS):
+            query = group * QUERY_TILE + tl.arange(0, QUERY_TILE)
+            is_query = query < QUERIES
+            here = is_query[:, None] & is_value
+            if GROUPS > 1:
+                q_grad = tl.zeros([QUERY_TILE, KEY_TILE if OWN_KEYS else WIDTH_TILE], INSIDE)
+            place = query.to(tl.int64) * tokens + token
+            grad = tl.load(mixed_grad + place[:, None] * WIDTH + coordinate, mask=here, other=0.0)
+            mix = tl.load(mixed + place[:, None] * WIDTH + coordinate, mask=here, other=0.0).to(INSIDE)
+            if NORMED:
+                norm = tl.load(norms + place, mask=is_query, other=1.0)
+                grad = grad.to(INSIDE)
+                grad = (grad - mix * (tl.sum(grad * mix, 1) / WIDTH)[:, None]) * norm[:, None]
+                mix = mix / norm[:, None]
+            # sum_i a_i <dmixed, v_i> = <dmixed, mixed>
+            mean = tl.sum(grad.to(INSIDE) * mix, 1)
+            log_total = tl.load(lse + place, mask=is_query, other=0.0)
+            through_lse = tl.zeros([QUERY_TILE], INSIDE)
+            if LSE_GRAD:
+                through_lse = tl.load(lse_grad + place, mask=is_query, other=0.0)
+            for source in range(sources):
+                value = tl.load(row(values, source, token, DTYPE, ALIGNMENT) + coordinate, mask=is_value, other=0.0)
+                value = value.to(INSIDE)
+                pair = token * sources + source
+                score = tl.load(scores + pair * QUERIES + query, mask=is_query, other=0.0)
+                scale = tl.load(scales + pair)
+                z = score
+                if PRIOR:
+                    z += tl.load(prior + source)
+                weight = tl.where(is_query, tl.exp(z - log_total), 0.0)
+                through_mix = tl.sum(grad.to(INSIDE) * value, 1) - mean
+                # The weight of a single source is 1 whatever its logit, to the bit.
+                z_grad = weight * (through_lse + tl.where(sources > 1, through_mix, 0.0))
+                if PRIOR:
+                    tl.store(logit_grads + pair * QUERIES + query, z_grad, mask=is_query)
+                if OWN_KEYS:
+                    key = tl.load(row(keys, source, token, DTYPE, ALIGNMENT) + key_coordinate, mask=is_key, other=0.0)
+                    key = key.to(INSIDE)
+                else:
+                    key = tl.where(is_key, value, 0.0)
+                q_grad += (z_grad * scale)[:, None] * key
+                q = load_queries(folded, query, key_coordinate, is_key, QUERIES, RANK)
+                inward = tl.sum(z_grad * score) * scale * scale / RANK
+                key_grad = tl.sum(z_grad[:, None] * q, 0)[None, :] * scale - key * inward
+                value_grad = tl.sum(weight[:, None] * grad.to(INSIDE), 0)[None, :]
+                part = program * sources + source
+                if OWN_KEYS:
+                    out = row(key_grads, source, token, DTYPE, GRAD_ALIGNMENT) + key_coordinate
+                    add_group(key_grad, key_sums, part * RANK + key_coordinate, out, is_key, group, GROUPS, DTYPE)
+                else:
+                    value_grad += key_grad
+                out = row(value_grads, source, token, DTYPE, GRAD_ALIGNMENT) + coordinate
+                add_group(value_grad, value_sums, part * WIDTH + coordinate, out, is_value, group, GROUPS, DTYPE)
+            if GROUPS > 1:
+                q_place = query_sums + program * QUERIES * RANK + query[:, None] * RANK + key_coordinate
+                q_here = is_query[:, None] & is_key
+                if token > start:
+                    q_grad += tl.load(q_place, mask=q_here, other=0.0)
+                tl.store(q_place, q_grad, mask=q_here)
+                # What a thread stores or loads here, another may load for the next group or store for the next token.
+                tl.debug_barrier()
+    if GROUPS == 1:
+        query = tl.arange(0, QUERY_TILE)
+        q_place = query_sums + program * QUERIES * RANK + query[:, None] * RANK + key_coordinate
+        tl.store(q_place, q_grad, mask=(query < QUERIES)[:, None] & is_key)
+
+
+@triton.jit
+@no_type_check
+def add_group(grad, sums, place, out, here, group, GROUPS: tl.constexpr, DTYPE: tl.constexpr):
+    """One group's share of a source's gradient: the first starts the sum, the last writes it to `out`."""
+    if GROUPS > 1:
+        if group > 0:
+            grad += tl.load(sums + place, mask=here, other=0.0)
+        if group < GROUPS - 1:
+            tl.store(sums + place, grad, mask=here)
+    if group == GROUPS - 1:
+        tl.store(out, grad.to(DTYPE), mask=here)
+
+
+@triton.jit
+@no_type_check
+def load_queries(folded, query, key_coordinate, is_key, QUERIES: tl.constexpr, RANK: tl.constexpr):
+    here = (query < QUERIES)[:, None] & is_key
+    return tl.load(folded + query[:, None] * RANK + key_coordinate, mask=here, other=0.0)
 
 
 @triton.jit
@@ -232,14 +271,11 @@ def attend_backward_kernel(
 def places(
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
-    QUERIES: tl.constexpr,
     OWN_KEYS: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
-    QUERY_TILE: tl.constexpr,
 ):
     """The coordinates of a tile, and which of them exist. A key that is a value's tail has the value's tile."""
-    query = tl.arange(0, QUERY_TILE)
     coordinate = tl.arange(0, WIDTH_TILE)[None, :]
     is_value = coordinate < WIDTH
     if OWN_KEYS:
@@ -248,7 +284,7 @@ def places(
     else:
         key_coordinate = coordinate - (WIDTH - RANK)
         is_key = is_value & (key_coordinate >= 0)
-    return query, coordinate, key_coordinate, query < QUERIES, is_value, is_key
+    return coordinate, key_coordinate, is_value, is_key
 
 
 @triton.jit
@@ -262,72 +298,3 @@ def sum_kernel(parts, whole, rows, columns, ROW_TILE: tl.constexpr, COLUMN_TILE:
         here = (line < rows)[:, None] & (column < columns)[None, :]
         total += tl.sum(tl.load(parts + line[:, None] * columns + column[None, :], mask=here, other=0.0), 0)
     tl.store(whole + column, total, mask=column < columns)
-
-
-@triton.jit(do_not_specialize=SIZES)
-@no_type_check
-def merge_kernel(
-    first,
-    second,
-    first_lse,
-    second_lse,
-    mixed,
-    lse,
-    rows,
-    WIDTH: tl.constexpr,
-    INSIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
-):
-    """p = sigmoid(lse_2 - lse_1), mixed = mixed_1 + p (mixed_2 - mixed_1): a row is a query at a token."""
-    coordinate = tl.arange(0, WIDTH_TILE)
-    start = tl.program_id(0).to(tl.int64) * TOKENS
-    for number in range(start, tl.minimum(start + TOKENS, rows)):
-        one, two = tl.load(first_lse + number), tl.load(second_lse + number)
-        share = 1.0 / (1.0 + tl.exp(one - two))
-        # Of two reads whose sources are all hidden, -inf, the difference is no number.
-        apart = tl.where(one == two, 0.0, tl.abs(one - two))
-        tl.store(lse + number, tl.maximum(one, two) + tl.log(1.0 + tl.exp(-apart)))
-        place = number * WIDTH + coordinate
-        a = tl.load(first + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        b = tl.load(second + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        # From the nearer end, so that a share of 1 gives the second read to the bit.
-        mix = tl.where(share < 0.5, a + share * (b - a), b - (1.0 - share) * (b - a))
-        tl.store(mixed + place, mix.to(mixed.dtype.element_ty), mask=coordinate < WIDTH)
-
-
-@triton.jit(do_not_specialize=SIZES)
-@no_type_check
-def merge_backward_kernel(
-    first,
-    second,
-    first_lse,
-    second_lse,
-    mixed_grad,
-    lse_grad,
-    first_grad,
-    second_grad,
-    first_lse_grad,
-    second_lse_grad,
-    rows,
-    WIDTH: tl.constexpr,
-    INSIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
-):
-    """dshare = <dmixed, mixed_2 - mixed_1>; the shares are p for the second read and 1 - p for the first."""
-    coordinate = tl.arange(0, WIDTH_TILE)
-    start = tl.program_id(0).to(tl.int64) * TOKENS
-    for number in range(start, tl.minimum(start + TOKENS, rows)):
-        apart = tl.load(first_lse + number) - tl.load(second_lse + number)
-        share, rest = 1.0 / (1.0 + tl.exp(apart)), 1.0 / (1.0 + tl.exp(-apart))
-        place = number * WIDTH + coordinate
-        a = tl.load(first + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        b = tl.load(second + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        grad = tl.load(mixed_grad + place, mask=coordinate < WIDTH, other=0.0).to(INSIDE)
-        through_lse = tl.load(lse_grad + number)
-        moved = share * rest * tl.sum(grad * (b - a), 0)
-        tl.store(first_lse_grad + number, rest * through_lse - moved)
-        tl.store(second_lse_grad + number, share * through_lse + moved)
-        tl.store(first_grad + place, (rest * grad).to(first_grad.dtype.element_ty), mask=coordinate < WIDTH)
-        tl.store(second_grad + place, (share * grad).to(second_grad.dtype.element_ty), mask=coordinate < WIDTH)

@@ -5,8 +5,9 @@
     depthroute::read    folded queries, sources -> mixed, lse, and per-token numbers for backward
     depthroute::join    two reads -> the read of their union
 
-Nothing is timed at run time to choose a tile: the choice would decide the order of sums, and two runs would differ in
-their last bits. `tiles` is the whole choice, by width and queries.
+A read is one launch, of any number of queries, and its gradients one and a sum. Nothing is timed at run time to choose
+a tile: the choice would decide the order of sums, and two runs would differ in their last bits. `tiles` is the whole
+choice, by shapes.
 """
 
 import math
@@ -18,13 +19,14 @@ import torch
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import triton_kernels
+from depthroute.ops import triton_kernels, triton_merge_kernels
 
 kernels: Any = triton_kernels
+merge_kernels: Any = triton_merge_kernels
 TOKENS = 8
-"""Of a program: enough to read the queries once for all of them, few enough that there are programs for every core."""
-QUERIES, ACCUMULATORS, PER_WARP = 4, 16384, 1024
-"""At most so many queries in one launch, coordinates of their mixtures in registers, and of these a warp."""
+"""Of a program: enough to sum the queries' gradient over, few enough that there are programs for every core."""
+QUERIES, OWN_KEY_QUERIES, ACCUMULATORS, PER_WARP = 8, 4, 16384, 1024
+"""At most so many queries in a group, or in one with separate keys; coordinates of mixtures in registers; of a warp."""
 ALIGNMENT = 16
 ADDRESSES = 64
 """Tensors that one launch can note the addresses of, well below the limit on a kernel's arguments."""
@@ -38,7 +40,7 @@ class Tiles(NamedTuple):
     width: int
     keys: int
     queries: int
-    """At once; further queries take further launches."""
+    """Of a group; further queries are further groups, one after another at each token."""
     warps: int
 
 
@@ -47,9 +49,11 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def tiles(width: int, rank: int, queries: int) -> Tiles:
+def tiles(width: int, rank: int, queries: int, own_keys: bool) -> Tiles:
     width_tile, key_tile = power_of_two(width), power_of_two(rank)
-    query_tile = min(power_of_two(queries), QUERIES, max(1, ACCUMULATORS // width_tile))
+    # Separate keys take registers too: backward as many as the mixtures, if they are as wide as the values.
+    most, widest = (OWN_KEY_QUERIES, max(width_tile, 2 * key_tile)) if own_keys else (QUERIES, width_tile)
+    query_tile = min(power_of_two(queries), most, max(1, ACCUMULATORS // widest))
     return Tiles(width_tile, key_tile, query_tile, min(8, max(1, query_tile * width_tile // PER_WARP)))
 
 
@@ -97,41 +101,38 @@ def read(
     mixed, lse, scores, scales, norms = room_for_read(folded, keys, values, prior, eps, norm_eps)
     queries, rank = folded.shape
     width, tokens = values[0].shape[-1], lse[0].numel()
-    size = tiles(width, rank, queries)
+    size = tiles(width, rank, queries, len(keys) > 0)
     with torch.cuda.device_of(folded):
         table = Table.of(values)
         key_table = Table.of(keys) if keys else table
-        for first in range(0, queries, size.queries):
-            some = slice(first, first + size.queries)
-            kernels.attend_kernel[(-(-tokens // TOKENS),)](
-                table.rows,
-                key_table.rows,
-                folded[some],
-                prior,
-                mixed[some],
-                lse[some],
-                scores[..., some],
-                scales,
-                norms[some],
-                tokens,
-                len(values),
-                queries,
-                WIDTH=width,
-                RANK=rank,
-                QUERIES=len(folded[some]),
-                OWN_KEYS=len(keys) > 0,
-                PRIOR=prior is not None,
-                EPS=eps,
-                NORM_EPS=norm_eps,
-                DTYPE=kernels.TYPES[mixed.dtype],
-                INSIDE=kernels.TYPES[lse.dtype],
-                ALIGNMENT=min(table.alignment, key_table.alignment),
-                TOKENS=TOKENS,
-                WIDTH_TILE=size.width,
-                KEY_TILE=size.keys,
-                QUERY_TILE=size.queries,
-                num_warps=size.warps,
-            )
+        kernels.attend_kernel[(-(-tokens // TOKENS),)](
+            table.rows,
+            key_table.rows,
+            folded,
+            prior,
+            mixed,
+            lse,
+            scores,
+            scales,
+            norms,
+            tokens,
+            len(values),
+            WIDTH=width,
+            RANK=rank,
+            QUERIES=queries,
+            OWN_KEYS=len(keys) > 0,
+            PRIOR=prior is not None,
+            EPS=eps,
+            NORM_EPS=norm_eps,
+            DTYPE=kernels.TYPES[mixed.dtype],
+            INSIDE=kernels.TYPES[lse.dtype],
+            ALIGNMENT=min(table.alignment, key_table.alignment),
+            TOKENS=TOKENS,
+            WIDTH_TILE=size.width,
+            KEY_TILE=size.keys,
+            QUERY_TILE=size.queries,
+            num_warps=size.warps,
+        )
     return mixed, lse, scores, scales, norms
 
 
@@ -172,69 +173,62 @@ def read_backward(
     """Gradients of the folded queries, keys, values and prior, the last empty where there is no prior."""
     queries, rank = folded.shape
     width, tokens = values[0].shape[-1], lse[0].numel()
-    size = tiles(width, rank, queries)
-    several = queries > size.queries
-    # What further launches add to is kept in full precision, and cast once.
-    dtype = lse.dtype if several else mixed.dtype
-    value_grads = [torch.empty(value.shape, dtype=dtype, device=value.device) for value in values]
-    key_grads = [torch.empty(key.shape, dtype=dtype, device=key.device) for key in keys]
+    size = tiles(width, rank, queries, len(keys) > 0)
+    value_grads = [torch.empty(value.shape, dtype=value.dtype, device=value.device) for value in values]
+    key_grads = [torch.empty(key.shape, dtype=key.dtype, device=key.device) for key in keys]
     logit_grads = torch.empty_like(scores) if prior is not None else None
     folded_grad = torch.empty_like(folded)
     programs = -(-tokens // TOKENS)
+    query_sums = folded.new_empty(programs, queries, rank)
+    several = queries > size.queries
+    value_sums = folded.new_empty(programs, len(values), width) if several else None
+    key_sums = folded.new_empty(programs, len(keys), rank) if several and keys else None
     with torch.cuda.device_of(folded):
         table, grad_table = Table.of(values), Table.of(value_grads)
         key_table, key_grad_table = (Table.of(keys), Table.of(key_grads)) if keys else (table, grad_table)
-        for first in range(0, queries, size.queries):
-            some = slice(first, first + size.queries)
-            count = len(folded[some])
-            query_sums = folded.new_empty(programs, count, rank)
-            kernels.attend_backward_kernel[(programs,)](
-                table.rows,
-                key_table.rows,
-                grad_table.rows,
-                key_grad_table.rows,
-                folded[some],
-                prior,
-                mixed[some],
-                lse[some],
-                scores[..., some],
-                scales,
-                norms[some],
-                mixed_grad[some],
-                None if lse_grad is None else lse_grad[some],
-                query_sums,
-                None if logit_grads is None else logit_grads[..., some],
-                tokens,
-                len(values),
-                queries,
-                WIDTH=width,
-                RANK=rank,
-                QUERIES=count,
-                OWN_KEYS=len(keys) > 0,
-                PRIOR=prior is not None,
-                LSE_GRAD=lse_grad is not None,
-                NORMED=normed,
-                ADD=first > 0,
-                DTYPE=kernels.TYPES[mixed.dtype],
-                GRAD_DTYPE=kernels.TYPES[dtype],
-                INSIDE=kernels.TYPES[lse.dtype],
-                ALIGNMENT=min(table.alignment, key_table.alignment),
-                GRAD_ALIGNMENT=min(grad_table.alignment, key_grad_table.alignment),
-                TOKENS=TOKENS,
-                WIDTH_TILE=size.width,
-                KEY_TILE=size.keys,
-                QUERY_TILE=size.queries,
-                num_warps=size.warps,
-            )
-            kernels.sum_kernel[(-(-(count * rank) // COLUMN_TILE),)](
-                query_sums, folded_grad[some], programs, count * rank, ROW_TILE=ROW_TILE, COLUMN_TILE=COLUMN_TILE
-            )
+        kernels.attend_backward_kernel[(programs,)](
+            table.rows,
+            key_table.rows,
+            grad_table.rows,
+            key_grad_table.rows,
+            folded,
+            prior,
+            mixed,
+            lse,
+            scores,
+            scales,
+            norms,
+            mixed_grad,
+            lse_grad,
+            query_sums,
+            value_sums,
+            key_sums,
+            logit_grads,
+            tokens,
+            len(values),
+            WIDTH=width,
+            RANK=rank,
+            QUERIES=queries,
+            OWN_KEYS=len(keys) > 0,
+            PRIOR=prior is not None,
+            LSE_GRAD=lse_grad is not None,
+            NORMED=normed,
+            DTYPE=kernels.TYPES[mixed.dtype],
+            INSIDE=kernels.TYPES[lse.dtype],
+            ALIGNMENT=min(table.alignment, key_table.alignment),
+            GRAD_ALIGNMENT=min(grad_table.alignment, key_grad_table.alignment),
+            TOKENS=TOKENS,
+            WIDTH_TILE=size.width,
+            KEY_TILE=size.keys,
+            QUERY_TILE=size.queries,
+            num_warps=size.warps,
+        )
+        kernels.sum_kernel[(-(-(queries * rank) // COLUMN_TILE),)](
+            query_sums, folded_grad, programs, queries * rank, ROW_TILE=ROW_TILE, COLUMN_TILE=COLUMN_TILE
+        )
     prior_grad = folded.new_empty(0)
     if logit_grads is not None:
         prior_grad = logit_grads.reshape(-1, len(values), queries).sum((0, 2))
-    if several:
-        value_grads = [grad.to(mixed.dtype) for grad in value_grads]
-        key_grads = [grad.to(mixed.dtype) for grad in key_grads]
     return folded_grad, key_grads, value_grads, prior_grad
 
 
@@ -281,9 +275,9 @@ def join(first: Tensor, second: Tensor, first_lse: Tensor, second_lse: Tensor) -
     """(mixed, lse) of two reads of disjoint sources."""
     mixed, lse = room_for_join(first, second, first_lse, second_lse)
     width, rows = first.shape[-1], lse.numel()
-    size = tiles(width, width, 1)
+    size = tiles(width, width, 1, own_keys=False)
     with torch.cuda.device_of(first):
-        kernels.merge_kernel[(-(-rows // TOKENS),)](
+        merge_kernels.merge_kernel[(-(-rows // TOKENS),)](
             first,
             second,
             first_lse,
@@ -310,9 +304,9 @@ def join_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grads = room_for_join_backward(first, second, first_lse, second_lse, mixed_grad, lse_grad)
     width, rows = first.shape[-1], first_lse.numel()
-    size = tiles(width, width, 1)
+    size = tiles(width, width, 1, own_keys=False)
     with torch.cuda.device_of(first):
-        kernels.merge_backward_kernel[(-(-rows // TOKENS),)](
+        merge_kernels.merge_backward_kernel[(-(-rows // TOKENS),)](
             first,
             second,
             first_lse,
