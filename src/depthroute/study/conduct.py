@@ -59,7 +59,7 @@ def conduct(
     with Dashboard(console) as dashboard, claimed(directory, dashboard.say) as lock:
         try:
             plan = ready(study, text, directory, data_root, dashboard, file)
-            pass_gate(study, plan, plan_runs(study), directory, dashboard.say)
+            pass_gate(study, plan, directory, dashboard.say)
         except KeyboardInterrupt:
             return {}, Outcome([], signal.SIGINT)
         number = workers or study.workers or at_a_time(plan_runs(study)[0].config)
