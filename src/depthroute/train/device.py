@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from depthroute.config import Config
-from depthroute.errors import ConfigError, RunError
+from depthroute.errors import ConfigError, RunError, lacks_memory
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -71,8 +71,7 @@ def enough_memory(run: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # On a CPU torch raises a bare RuntimeError.
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not lacks_memory(error):
             raise
         raise RunError(f"{run}: there is not enough memory; lower batch or length, or raise accumulation") from error
 
