@@ -155,6 +155,21 @@ def compared() -> dict[str, Any]:
     return raw
 
 
+@pytest.mark.parametrize(
+    ("parity", "message"),
+    [
+        ({"tolerance": {"fp32": 0}}, "parity.tolerance.fp32: Input should be greater than 0, not 0"),
+        ({"tolerance": {"fp32": 1.5}}, "parity.tolerance.fp32: Input should be less than 1, not 1.5"),
+        ({"tolerance": {"fp23": 1e-5}}, "parity.tolerance.fp23: Input should be 'fp32' or 'bf16', not 'fp23'"),
+        ({"tolerance": 1e-5}, "parity.tolerance: give a mapping of keys to values, not 1e-05"),
+    ],
+)
+def test_a_tolerance_that_cannot_be_is_one_line_that_names_its_key(parity: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Study.parse(compared() | {"parity": parity})
+    assert str(caught.value) == message
+
+
 @pytest.mark.usefixtures("implementations")
 def test_errors_inside_the_tolerance_are_kept_with_the_machine_they_were_measured_on(tmp_path: Path) -> None:
     assert len(gated(compared(), tmp_path)) == 1

@@ -29,6 +29,8 @@ from depthroute.train import device
 PARITY, FORMAT = "parity.json", 1
 ANEW = "delete it and run the study again: it is measured anew"
 
+EXAMPLES = {"fp32": "1.0e-5", "bf16": "1.0e-2"}
+
 Entry = dict[str, Any]
 
 
@@ -42,7 +44,8 @@ def check_tolerance(study: Study, impls: Mapping[str, str], trained: Sequence[Pl
         if run.config.precision not in known:
             raise ConfigError(
                 f"parity.tolerance.{run.config.precision}: not given, and {len(different)} implementations are "
-                f"compared ({', '.join(different)}); give the largest error, as a share, that you take for none"
+                f"compared ({', '.join(different)}); give the largest error, as a share, that you take for none, such "
+                f"as parity: {{tolerance: {{{run.config.precision}: {EXAMPLES[run.config.precision]}}}}}"
             )
 
 
@@ -71,7 +74,7 @@ def pass_gate(study: Study, plan: Mapping[str, Any], directory: Path, say: Calla
         raise RunError(
             f"parity: {worst['impl']} in {worst['cell']} is {farthest(worst):.1e} away from fp64 in the "
             f"{worst['worst']}, the plan allows {found['tolerance'][worst['precision']]:g} in {worst['precision']}; "
-            f"{directory / PARITY} has every error"
+            f"leave it out, or allow what you would defend; {directory / PARITY} has every error"
         )
 
 
