@@ -1,9 +1,6 @@
 """The model behind Hugging Face's interface is the model: same weights, same logits, same training."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import networks
 import pytest
@@ -240,33 +237,6 @@ def test_gradient_checkpointing_keeps_fewer_bytes_and_the_same_gradients():
     for plain, again in zip(*gradients, strict=True):
         assert torch.equal(plain, again)
     assert kept[1] < kept[0] / 2
-
-
-COMPILED = """
-import networks
-import torch
-from torch.testing import assert_close
-from transformers import StaticCache
-
-from depthroute.interop.huggingface import CACHE, DepthRouteForCausalLM
-
-model = DepthRouteForCausalLM.of(networks.moved(networks.attnres({"blocks": 2}, routes="qk_v"), layers=2)).eval()
-compiled, tokens = torch.compile(model, fullgraph=True, backend="aot_eager"), networks.tokens()
-with torch.no_grad():
-    whole = model(tokens, use_cache=False).logits
-    assert_close(compiled(tokens, use_cache=False).logits, whole, rtol=0, atol=1e-12)
-    kept = StaticCache(config=model.config, max_cache_len=9)
-    model(tokens[:, :3], **{CACHE: kept})
-    for place in (3, 4):
-        step = compiled(tokens[:, place : place + 1], cache_position=torch.tensor([place]), **{CACHE: kept})
-        assert_close(step.logits[:, 0], whole[:, place], rtol=0, atol=1e-12)
-"""
-
-
-def test_the_model_compiles_whole_with_and_without_a_static_cache():
-    # In a process of its own: here every function is wrapped by checks that the compiler cannot see through.
-    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("place", ["cpu", "auto", {"": "cpu"}], ids=str)

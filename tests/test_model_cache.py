@@ -76,3 +76,29 @@ def test_a_cache_that_is_full_says_so():
     cache = KeyValueCache(networks.LAYERS, 4)
     with pytest.raises(ArgumentError, match="cache: has room for 4 tokens, and these are 5"):
         model(tokens, cache=cache)
+
+
+@pytest.mark.parametrize("tokens", [10**14, 10**18, 10**19])
+def test_a_cache_that_no_memory_can_hold_says_so(tokens):
+    model, cache = networks.initial(networks.ADDITIVE), KeyValueCache(networks.LAYERS, tokens)
+    with pytest.raises(ArgumentError, match=f"^cache: no memory for {tokens} tokens; make it smaller$"):
+        model(networks.tokens(), cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), ArgumentError),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), ArgumentError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), RuntimeError),
+    ],
+)
+def test_only_an_error_of_memory_is_called_one(monkeypatch, raised, expected):
+    def fails(tensor, *shape):
+        raise raised
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", fails)
+    key = torch.zeros(1, 2, 5, 4)
+    with pytest.raises(expected) as caught:
+        KeyValueCache(1, 8).update(key, key, 0)
+    assert caught.type is expected

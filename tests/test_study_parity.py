@@ -13,11 +13,12 @@ from fabricated import plan_of, prereg_of
 from depthroute import config
 from depthroute.errors import ConfigError, RunError
 from depthroute.model.parity import Parity, measure
-from depthroute.ops import IMPLEMENTATIONS, reference
+from depthroute.ops import IMPLEMENTATIONS, reference, resolve
 from depthroute.ops.result import Attended
 from depthroute.study import parity, seal
 from depthroute.study.plan import Study, plan_runs
 from depthroute.study.results import collect
+from depthroute.study.tuning import tuning_runs
 from studies import again, raw_study, write_text
 
 CPU = torch.device("cpu")
@@ -125,47 +126,121 @@ def test_several_implementations_without_a_tolerance_are_not_planned(folder: Pat
     assert not (folder / "study/prereg.json").exists()
 
 
-@pytest.mark.usefixtures("implementations")
-def test_errors_inside_the_tolerance_are_kept_and_measured_once_a_plan(tmp_path: Path) -> None:
+def gated(raw: dict[str, Any], directory: Path, digest: str = "d") -> list[str]:
+    """What the gate says before a study trains."""
+    said: list[str] = []
+    study = Study.parse(raw)
+    impls = {run.cell: run.config.impl for run in plan_runs(study)}
+    parity.pass_gate(study, {"digest": digest, "impl": impls}, directory, said.append)
+    return said
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the gate asks to be measured, where nothing is wrong; last, whether gradients were deterministic."""
+    found: list[tuple[Any, ...]] = []
+
+    def measured(*given: Any) -> Parity:
+        found.append((*given, torch.are_deterministic_algorithms_enabled()))
+        return Parity(0.0, 0.0, "none")
+
+    monkeypatch.setattr(parity, "measure", measured)
+    return found
+
+
+def compared() -> dict[str, Any]:
+    """A study of two arms by two implementations."""
     raw = raw_study(Path("text.txt"))
     crossed("same")(raw)
-    study, said = Study.parse(raw), []
-    runs = plan_runs(study)
-    plan = {"digest": "d1", "impl": {run.cell: run.config.impl for run in runs}}
-    for digest in ("d1", "d1", "d2"):
-        parity.pass_gate(study, {**plan, "digest": digest}, runs, tmp_path, said.append)
-    assert len(said) == 2
-    entries = parity.read(tmp_path)["entries"]
-    assert [one["impl"] for one in entries] == ["reference", "reference", "same", "same"]
-    assert all(one["within"] and one["gradient"] < 1e-5 for one in entries)
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("parity", "message"),
+    [
+        ({"tolerance": {"fp32": 0}}, "parity.tolerance.fp32: Input should be greater than 0, not 0"),
+        ({"tolerance": {"fp32": 1.5}}, "parity.tolerance.fp32: Input should be less than 1, not 1.5"),
+        ({"tolerance": {"fp23": 1e-5}}, "parity.tolerance.fp23: Input should be 'fp32' or 'bf16', not 'fp23'"),
+        ({"tolerance": 1e-5}, "parity.tolerance: give a mapping of keys to values, not 1e-05"),
+    ],
+)
+def test_a_tolerance_that_cannot_be_is_one_line_that_names_its_key(parity: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Study.parse(compared() | {"parity": parity})
+    assert str(caught.value) == message
 
 
 @pytest.mark.usefixtures("implementations")
-def test_the_gate_measures_a_run_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, asked = raw_study(Path("text.txt")), []
-    crossed("same")(raw)
-    raw["base"]["reads"] = "two_phase"
-    monkeypatch.setattr(parity, "measure", lambda *given: asked.append(given[-1]) or Parity(0.0, 0.0, "none"))
-    cells = {run.cell: run for run in plan_runs(Study.parse(raw))}
-    parity.entries(cells, {cell: run.config.impl for cell, run in cells.items()}, {"fp32": 1e-5})
-    assert asked == [True] * 4
+def test_errors_inside_the_tolerance_are_kept_with_the_machine_they_were_measured_on(tmp_path: Path) -> None:
+    assert len(gated(compared(), tmp_path)) == 1
+    kept = parity.read(tmp_path)
+    assert [one["impl"] for one in kept["entries"]] == ["reference", "reference", "same", "same"]
+    assert all(one["within"] and one["gradient"] < 1e-5 for one in kept["entries"])
+    assert kept["processor"] in Path("/proc/cpuinfo").read_text()
+    assert (kept["capability"], kept["torch"]) == (torch.backends.cpu.get_cpu_capability(), torch.__version__)
 
 
 @pytest.mark.usefixtures("implementations")
-def test_on_another_device_an_unfinished_study_is_measured_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_while_anything_is_to_train_nothing_measured_before_is_believed(
+    tmp_path: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw, said = raw_study(Path("text.txt")), []
-    crossed("same")(raw)
-    study = Study.parse(raw)
-    planned = plan_runs(study)
-    plan = {"digest": "d", "impl": {run.cell: run.config.impl for run in planned}}
-    monkeypatch.setattr(parity, "measure", lambda *given: Parity(0.0, 0.0, "none"))
-    for name, finished, times in (("cpu", False, 1), ("a GPU", True, 1), ("a GPU", False, 2), ("a GPU", False, 2)):
-        monkeypatch.setattr("depthroute.train.device.name", lambda place, name=name: name)
-        monkeypatch.setattr("depthroute.runs.finished", lambda directory, finished=finished: finished)
-        parity.pass_gate(study, plan, planned, tmp_path, said.append)
-        assert len(said) == times
+    gated(compared(), tmp_path)
+    honest = (tmp_path / parity.PARITY).read_text()
+    forged = json.loads(honest)
+    forged["entries"][0] |= {"forward": 0.5, "within": False}
+    seal.write(tmp_path / parity.PARITY, seal.sealed(forged))
+    assert len(gated(compared(), tmp_path)) == 1
+    assert (tmp_path / parity.PARITY).read_text() == honest
+    monkeypatch.setattr("depthroute.runs.finished", lambda directory: True)
+    assert gated(compared(), tmp_path) == [], "nothing is to train"
+    assert len(gated(compared(), tmp_path, "that of another plan")) == 1
+
+
+@pytest.mark.usefixtures("implementations")
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_gate_measures_a_run_as_it_reads_and_as_deterministic_as_it_is(
+    tmp_path: Path, asked: list[Any], deterministic: bool
+) -> None:
+    raw = compared()
+    raw["base"] |= {"reads": "two_phase", "deterministic": deterministic}
+    gated(raw, tmp_path)
+    assert [given[-2:] for given in asked] == [(True, deterministic)] * 4
+    assert {one["deterministic"] for one in parity.read(tmp_path)["entries"]} == {deterministic}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def tuned(**grid: list[Any]) -> dict[str, Any]:
+    raw = compared()
+    raw["base"]["data"]["held_out"] = {"tuning": {"files": ["other.txt"], "validation": 1.0}}
+    by_key = {key.replace("__", "."): values for key, values in grid.items()}
+    raw["tuning"] = {"seeds": [7], "tokens": 8192, "held_out": "tuning", "arms": {"rd": by_key}}
+    return raw
+
+
+@pytest.mark.usefixtures("implementations")
+def test_every_shape_that_tuning_may_choose_is_measured_before_it_trains(tmp_path: Path, asked: list[Any]) -> None:
+    gated(tuned(model__width=[16, 32], optimizer__queries=[0.001, 0.01]), tmp_path)
+    assert sorted((given[0].width, given[1]) for given in asked if "attnres" in repr(given[0].residual)) == [
+        (16, "reference"),
+        (16, "same"),
+        (32, "reference"),
+        (32, "same"),
+    ]
+    assert [one["cell"] for one in parity.read(tmp_path)["entries"] if one["impl"] == "same"] == [
+        "prenorm|implementation=second",
+        "rd|implementation=second",
+        "rd|implementation=second with width=16 queries=0.001",
+    ]
+
+
+@pytest.mark.usefixtures("implementations")
+def test_a_precision_that_only_tuning_tries_needs_a_tolerance_too() -> None:
+    study = Study.parse(tuned(precision=["fp32", "bf16"]))
+    cells = {run.cell: run for run in plan_runs(study)}
+    impls = {cell: run.config.impl for cell, run in cells.items()}
+    parity.check_tolerance(study, impls, [*cells.values()])
+    with pytest.raises(ConfigError, match=r"parity.tolerance.bf16: not given"):
+        parity.check_tolerance(study, impls, [*cells.values(), *tuning_runs(study)])
 
 
 @pytest.mark.usefixtures("implementations")
@@ -195,5 +270,15 @@ def test_an_interrupt_while_it_is_measured_stops_the_study_gently(
 
 def test_one_implementation_needs_no_gate(tmp_path: Path) -> None:
     study = Study.parse(raw_study(Path("text.txt")))
-    parity.pass_gate(study, {"digest": "d", "impl": "reference"}, plan_runs(study), tmp_path, lambda line: None)
+    parity.pass_gate(study, {"digest": "d", "impl": "reference"}, tmp_path, lambda line: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_levels_that_are_one_implementation_under_two_names_are_refused(folder: Path) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        crossed(resolve("auto"))(raw)
+        raw["cross"]["implementation"]["first"] = {"impl": "auto"}
+
+    with pytest.raises(ConfigError, match=r"cross.implementation: levels 'first' and 'second' are one and the same"):
+        again(folder, folder / "study", change)
+    assert not (folder / "study/prereg.json").exists()

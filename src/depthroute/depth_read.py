@@ -69,7 +69,8 @@ class DepthRead(nn.Module):
         Args:
             values: one tensor a source.
             keys: one tensor a source; None takes the last `rank` coordinates of each value.
-            prior: one number a source, added to its logit (in nats).
+            prior: one number a source, added to its logit (in nats); -inf hides the source. A tensor that hides every
+                source gives NaN.
 
         Raises:
             ArgumentError: values of another width; and whatever `attend` refuses.

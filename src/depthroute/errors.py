@@ -22,3 +22,9 @@ class DataError(DepthrouteError):
 
 class RunError(DepthrouteError):
     """A run or study directory cannot be used, or a run had to stop."""
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether there was not enough memory. On a CPU torch raises a bare RuntimeError, which its words alone tell."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))

@@ -54,7 +54,7 @@ def one_line(error: ValidationError, schema: type[BaseModel], where: str = "") -
     """One problem of a pydantic error, as a sentence: an unknown key first, as it may be the one that is missing."""
     rank = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda problem: rank.get(problem["type"], 1))
-    keys = [str(part) for part in first["loc"]]
+    keys = [str(part) for part in first["loc"] if part != "[key]"]  # which is what pydantic calls a key that is wrong
     dotted = ".".join([where, *keys] if where else keys)
     if first["type"] == "extra_forbidden":
         return f"{dotted}: unknown key {nearest(keys[-1], sorted(fields_at(schema, keys[:-1])))}"

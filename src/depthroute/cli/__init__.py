@@ -22,7 +22,7 @@ from depthroute.cli import (
     study,
     train,
 )
-from depthroute.errors import DepthrouteError
+from depthroute.errors import DepthrouteError, lacks_memory
 
 app = typer.Typer(
     name="depthroute",
@@ -83,7 +83,9 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}")
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
         fail("this machine has not enough memory for that; lower batch, length or the model's size")
 
 

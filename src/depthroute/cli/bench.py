@@ -144,10 +144,12 @@ def decode(
 def gpu(
     out: Annotated[Path, typer.Option(parser=place, metavar="DIR", help="Where gpu.json goes.")] = Path("benchmarks"),
 ) -> None:
-    """Check and time all implementations on a GPU, in under five minutes."""
+    """Check and time all implementations on a GPU, in under five minutes. Exit code 2 if one of them is wrong."""
     from depthroute.bench import gpu as bench
 
-    typer.echo(bench.table(bench.run(out)))
+    found = bench.run(out)
+    typer.echo(bench.table(found))
+    bench.check_right(found)
 
 
 def presets(asked: list[str] | None) -> list[str]:

@@ -4,6 +4,8 @@ Depth reads are local to a token: attention's keys and values are all that one p
 residual may leave is memory to be written over, and what depends on parameters alone.
 """
 
+import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, final
 
@@ -11,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from depthroute.errors import ArgumentError
+from depthroute.errors import ArgumentError, lacks_memory
 from depthroute.residuals import Depth, Residual
 
 
@@ -59,10 +61,15 @@ class KeyValueCache(Cache):
             raise ArgumentError(f"cache: has room for {self.capacity} tokens, and these are {end}; make it larger")
         if layer == len(self._kept):
             shape = (*key.shape[:2], self.capacity, key.shape[3])
+            none = ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller")
+            if math.prod(shape) * key.element_size() > sys.maxsize:  # torch cannot count so many bytes
+                raise none
             try:
                 self._kept.append((key.new_empty(shape), value.new_empty(shape)))
-            except RuntimeError:  # what torch raises where memory, or the numbers that count it, are exhausted
-                raise ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller") from None
+            except RuntimeError as error:
+                if not lacks_memory(error):
+                    raise
+                raise none from None
         keys, values = self._kept[layer]
         keys[:, :, start:end] = key
         values[:, :, start:end] = value

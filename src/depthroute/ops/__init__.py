@@ -104,7 +104,9 @@ def attend(
         queries: one row a query.
         keys: one tensor a source, or None: the last `rank` coordinates of each value (the whole value if rank = width).
         values: one tensor a source, all of one shape, dtype and device.
-        prior: one number a source, added to its logit (in nats); None adds nothing.
+        prior: one number a source, added to its logit (in nats); None adds nothing, -inf hides the source. The numbers
+            of a tensor are not looked at, which would wait for the device: if it hides every source, the mixture is NaN
+            (with `before`: NaN or that of `before`).
         before: what the same queries read of other sources: the result is the read of all of them.
         eps: added to the mean square of a key before the root.
         gain: learned gain of the key norm, shared by the queries.
@@ -114,8 +116,8 @@ def attend(
         mixed, `query *token width`, in the values' dtype; lse, `query *token`, in fp32 (fp64 for fp64 input).
 
     Raises:
-        ArgumentError: no source; shapes, dtypes or devices that do not fit; rank above width; eps not finite. Queries,
-            gain and prior may be fp32 whatever the values are, but fp64 only where the values are.
+        ArgumentError: no source, or every one hidden; shapes, dtypes or devices that do not fit; rank above width; eps
+            not finite. Queries, gain and prior may be fp32 whatever the values are, but fp64 only where the values are.
     """
     check_attend(queries, keys, values, prior, before, eps, gain)
     chosen = counted(resolve(impl, values[0].device))

@@ -79,6 +79,8 @@ def check_prior(prior: Sequence[float] | Tensor | None, sources: int) -> None:
         raise ArgumentError(f"prior: {len(prior)} numbers for {sources} sources; give one a source")
     if any(math.isnan(number) or number == math.inf for number in prior):
         raise ArgumentError(f"prior: {list(prior)}; every number must be finite, or -inf to hide its source")
+    if all(number == -math.inf for number in prior):
+        raise ArgumentError("prior: -inf hides every source; show at least one, or leave this read out")
 
 
 def check_before(before: Attended, queries: Tensor, value: Tensor) -> None:

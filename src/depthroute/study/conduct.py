@@ -33,6 +33,7 @@ from depthroute.study.seal import sealed, write_file
 from depthroute.study.state import state
 from depthroute.study.tuning import planned, tuning_runs
 from depthroute.train import device
+from depthroute.train.progress import amount
 
 STUDY = "study.yaml"
 
@@ -59,7 +60,7 @@ def conduct(
     with Dashboard(console) as dashboard, claimed(directory, dashboard.say) as lock:
         try:
             plan = ready(study, text, directory, data_root, dashboard, file)
-            pass_gate(study, plan, plan_runs(study), directory, dashboard.say)
+            pass_gate(study, plan, directory, dashboard.say)
         except KeyboardInterrupt:
             return {}, Outcome([], signal.SIGINT)
         number = workers or study.workers or at_a_time(plan_runs(study)[0].config)
@@ -196,6 +197,6 @@ def _edges(keys: Sequence[str]) -> str:
 def _shown(dashboard: Dashboard) -> Progress:
     def show(stage: str, done: int, total: int | None) -> None:
         share = f", {done / total:.0%}" if total else ""
-        dashboard.show(f"data: {stage}, {done / 1e6:,.0f} MB{share}", [])
+        dashboard.show(f"data: {stage}, {amount(done)}{share}", [])
 
     return show

@@ -40,11 +40,12 @@ def document(study: Study, data: Path) -> Document:
     index = read_index(data)
     check_unseen(study, data)
     cells = {run.cell: run for run in plan_runs(study) if run.seed == study.seeds[0] and not run.replicate}
-    tuning_runs(study)  # A point that is no configuration is found now.
+    tried = tuning_runs(study)  # A point that is no configuration is found now.
     first = next(iter(cells.values())).config
     planned = contrasts(study)
     impls = {cell: built_impl(run, index.tokenizer.vocab) for cell, run in cells.items()}
-    check_tolerance(study, impls, cells)
+    check_distinct(cells, impls)
+    check_tolerance(study, impls, [*cells.values(), *tried])
     body: Document = {
         "format": PREREG_FORMAT,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
@@ -171,6 +172,20 @@ def built_impl(run: Planned, vocab: int) -> str:
             return Transformer(model, run.config.impl).impl
     except ConfigError as error:
         raise ConfigError(f"arm '{run.cell}': {error}") from None
+
+
+def check_distinct(cells: Mapping[str, Planned], impls: Mapping[str, str]) -> None:
+    """ConfigError where two levels differ in nothing but the name of one implementation: `auto`, and what it is."""
+    seen: dict[tuple[str, str], Planned] = {}
+    for cell, run in cells.items():
+        built = run.config.model_copy(update={"impl": impls[cell]})
+        same = seen.setdefault((run.arm, digest_without_seed(built)), run)
+        if same is not run:
+            factor = next(factor for factor, level in run.levels.items() if same.levels[factor] != level)
+            raise ConfigError(
+                f"cross.{factor}: levels '{same.levels[factor]}' and '{run.levels[factor]}' are one and the same here, "
+                f"as '{same.config.impl}' and '{run.config.impl}' both mean '{impls[cell]}'; leave one of them out"
+            )
 
 
 def _one_or_each(by_cell: Mapping[str, Any]) -> Any:

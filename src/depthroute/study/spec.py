@@ -72,7 +72,7 @@ class CrossingSpec(Schema):
 class ParitySpec(Schema):
     """How far an implementation may be from fp64: an error as a share of the largest number, by precision."""
 
-    tolerance: Annotated[dict[Literal["fp32", "bf16"], PositiveFloat], Field(min_length=1)]
+    tolerance: Annotated[dict[Literal["fp32", "bf16"], Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)]
 
 
 class PowerSpec(Schema):

@@ -1,6 +1,7 @@
 """Where a run computes: device, precision, threads, determinism."""
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import torch
 
 from depthroute.config import Config
-from depthroute.errors import ConfigError, RunError
+from depthroute.errors import ConfigError, RunError, lacks_memory
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -32,6 +33,16 @@ def computes_bf16(device: torch.device) -> bool:
 
 def name(device: torch.device) -> str:
     return torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+
+
+def processor() -> str:
+    """The model of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 def check_memory(config: Config, vocab: int, device: torch.device) -> None:
@@ -60,8 +71,7 @@ def enough_memory(run: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # On a CPU torch raises a bare RuntimeError.
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not lacks_memory(error):
             raise
         raise RunError(f"{run}: there is not enough memory; lower batch or length, or raise accumulation") from error
 

@@ -48,7 +48,7 @@ class TrainingProgress:
 
     def building(self, stage: str, done: int, total: int | None) -> None:
         """Progress of the data, in bytes."""
-        share = f"{done / total:.0%}" if total else f"{done / 1e6:,.0f} MB"
+        share = f"{done / total:.0%}" if total else amount(done)
         self._show(f"data: {stage} {share}", done, total)
 
     def counted(self, stage: str, done: int, total: int) -> None:
@@ -57,13 +57,20 @@ class TrainingProgress:
 
     def evaluating(self, what: str, done: int) -> None:
         """Progress of an evaluation, in bytes of text; how many there are is not known beforehand."""
-        self._show(f"{what}: {done / 1e6:,.2f} MB", done, None)
+        self._show(f"{what}: {amount(done)}" if done else what, done, None)
 
     def message(self, text: str) -> None:
         if self._rich:
             self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self._shown:
             print(text, file=sys.stderr, flush=True)
+
+
+def amount(size: int) -> str:
+    """`512 bytes`, `8.2 kB` or `1,234.0 MB`."""
+    if size < 1e3:
+        return f"{size} bytes"
+    return f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
 def duration(seconds: float) -> str:
