@@ -32,6 +32,23 @@ def test_both_models_fetch_the_same_weights_from_the_same_places():
     assert torch.equal(rd(torch.arange(5)[None]), expected)
 
 
+def test_projected_keys_are_also_timed_against_prenorm_with_their_rows():
+    plain, projected = decode.measure(["rd", "rd-plr"], TINY | {"width": 64, "hidden": 64}, 2, [4], 2, 6)
+    assert plain["reads_ratio"] == plain["time_ratio"]
+    assert projected["reads_ratio"] != projected["time_ratio"]
+    prenorm, plr = (decode.build(name, TINY | {"width": 64}, 2, {}) for name in ("prenorm", "plr-block"))
+    tokens = torch.arange(5)[None]
+    expected = prenorm(tokens)
+    for (_, mine), (_, theirs) in zip(prenorm.sublayers(), plr.sublayers(), strict=True):
+        for name in ("o_proj", "down_proj"):
+            if hasattr(mine, name):
+                with torch.no_grad():
+                    getattr(theirs, name).weight[:64] = getattr(mine, name).weight
+    rows = decode.with_projections(prenorm, plr)
+    assert rows.layers[0].self_attn.o_proj is plr.layers[0].self_attn.o_proj
+    assert_close(rows(tokens), expected)
+
+
 def test_contexts_that_do_not_rise_are_refused():
     with pytest.raises(ArgumentError, match=r"contexts: \[8, 4\] must be positive and rise"):
         decode.measure(["rd"], TINY, 2, [8, 4], 2, 6)

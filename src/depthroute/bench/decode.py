@@ -1,6 +1,7 @@
 """`depthroute bench decode`: the time of one token in generation, against PreNorm's and as more has been read before.
 
 time_ratio    a token of the preset / a token of PreNorm after the same context, both with a cache
+reads_ratio   the same, of PreNorm with the preset's weights: where keys are projected, with their rows, which it drops
 growth        milliseconds a token more than after the shortest context, round by round: of the model, of PreNorm, and
               of attention over its cache alone, which is all that may grow
 
@@ -17,10 +18,11 @@ from depthroute.bench.step import BASELINE, build
 from depthroute.bench.timing import Median, interleaved, median, ratio
 from depthroute.errors import ArgumentError
 from depthroute.model.cache import KeyValueCache
+from depthroute.model.sublayers import Attention
 from depthroute.model.transformer import Transformer
 
-ATTENTION = "attention"
-"""The name of attention alone, among presets."""
+ATTENTION, KEY_ROWS = "attention", "prenorm with key rows"
+"""Names of what is timed beside presets."""
 
 
 def measure(
@@ -41,6 +43,10 @@ def measure(
     for preset in presets:
         models = {name: build(name, shape, blocks, {"impl": impl}) for name in (BASELINE, preset)}
         share(models[preset], models[BASELINE])
+        alike = BASELINE
+        if models[preset].residual.key_rank:
+            alike, models[KEY_ROWS] = KEY_ROWS, with_projections(build(BASELINE, shape, blocks, {}), models[preset])
+            share(models[KEY_ROWS], models[BASELINE])
         candidates: dict[tuple[str, int], Callable[[], object]] = {}
         for context in contexts:
             candidates |= {(name, context): Decoding(model, context, tokens) for name, model in models.items()}
@@ -56,6 +62,7 @@ def measure(
                     "context": context,
                     "milliseconds": 1e3 * median(timed[preset, context]).value / tokens,
                     "time_ratio": ratio(timed[preset, context], timed[BASELINE, context]),
+                    "reads_ratio": ratio(timed[preset, context], timed[alike, context]),
                     "growth_milliseconds": growth(timed, preset, context, contexts[0], tokens),
                     "prenorm_growth_milliseconds": growth(timed, BASELINE, context, contexts[0], tokens),
                     "attention_growth_milliseconds": growth(timed, ATTENTION, context, contexts[0], tokens),
@@ -84,6 +91,14 @@ def share(model: Transformer, other: Transformer) -> None:
         if name in theirs and theirs[name].shape == parameter.shape:
             part, _, last = name.rpartition(".")
             setattr(model.get_submodule(part), last, theirs[name])
+
+
+def with_projections(model: Transformer, other: Transformer) -> Transformer:
+    """A model whose sublayers end in another's projections. What they give beyond a value is dropped."""
+    for (_, mine), (_, theirs) in zip(model.sublayers(), other.sublayers(), strict=True):
+        name = "o_proj" if isinstance(mine, Attention) else "down_proj"
+        setattr(mine, name, getattr(theirs, name))
+    return model
 
 
 @final
