@@ -74,19 +74,8 @@ def steps(rows: Rows) -> str:
 
 
 def decoding(rows: Rows) -> str:
-    lines = [
-        [
-            "preset",
-            "impl",
-            "after",
-            "ms a token",
-            "time / prenorm",
-            "with key rows",
-            "growth ms",
-            "prenorm's",
-            "attention's",
-        ]
-    ]
+    ratios, growths = ["time / prenorm", "with key rows"], ["growth ms", "prenorm's", "attention's"]
+    lines = [["preset", "impl", "after", "ms a token", *ratios, *growths]]
     for row in rows:
         lines.append(
             [
@@ -95,7 +84,7 @@ def decoding(rows: Rows) -> str:
                 str(row["context"]),
                 f"{row['milliseconds']:.2f}",
                 interval(row["time_ratio"]),
-                "" if row["reads_ratio"] == row["time_ratio"] else interval(row["reads_ratio"]),
+                "-" if row["reads_ratio"] == row["time_ratio"] else interval(row["reads_ratio"]),
                 interval(row["growth_milliseconds"]),
                 interval(row["prenorm_growth_milliseconds"]),
                 interval(row["attention_growth_milliseconds"]),
