@@ -106,6 +106,16 @@ def test_one_cache_may_serve_more_sequences_or_another_model_in_between():
         assert torch.equal(one_by_one(model, tokens, cache), expected)
 
 
+def test_a_cache_that_has_forgotten_everything_knows_no_old_parameters():
+    model, other, tokens = networks.moved(BLOCKS), networks.moved(BLOCKS, seed=1), networks.tokens()
+    cache = KeyValueCache(networks.LAYERS, 5)
+    with torch.no_grad():
+        one_by_one(model, tokens, cache)
+        model.load_state_dict(other.state_dict())
+        cache.cut(0)
+        assert torch.equal(one_by_one(model, tokens, cache), one_by_one(other, tokens))
+
+
 def test_an_observer_may_keep_what_it_is_shown():
     class Keeping(Observer):
         def __init__(self):

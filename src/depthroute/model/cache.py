@@ -41,7 +41,7 @@ class KeyValueCache(Cache):
     """A cache with room for `capacity` tokens of every sequence, allocated once, at the first pass.
 
     It is written in place: backward through more than one pass is an error of torch. All that it keeps belongs to one
-    model, with the parameters of now.
+    model, and to its parameters as they are until `cut(0)`.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -91,7 +91,9 @@ class KeyValueCache(Cache):
         return {**vars(self), "_depth": {}}
 
     def cut(self, length: int) -> None:
-        """Forget all tokens but the first `length`."""
+        """Forget all tokens but the first `length`. Whoever changes parameters forgets all of them first."""
         if not 0 <= length <= self._length:
             raise ArgumentError(f"length: {length} must lie between 0 and the {self._length} tokens that are here")
         self._length = length
+        if length == 0:
+            self._depth = {}
