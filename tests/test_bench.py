@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from commands import refusal
 
 from depthroute.bench import block, peers, read, step
 from depthroute.bench.table import text
@@ -108,3 +109,17 @@ def test_the_command_writes_what_it_prints(tmp_path):
     wrong = subprocess.run([*command, "step", "--preset", "rdd"], **options)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "rd" in wrong.stderr
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_where_figures_cannot_go_is_said_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(read, "measure", None)
+    for place, message in [
+        ("", "is empty; name a file"),
+        (tmp_path, "is a directory; name a file in it"),
+        (".", "is a directory; name a file in it"),
+        (tmp_path / "nothing/figures.json", "nothing is no directory; make it first"),
+        ("/sys/figures.json", "/sys cannot be written: "),
+    ]:
+        assert message in refusal(capsys, "bench", "read", "--out", place)
+    assert "100000" in refusal(capsys, "bench", "read", "--threads", 100000)

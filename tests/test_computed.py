@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from depthroute import launch, ops, residuals, runs
 from depthroute.bench.step import saved_bytes
 from depthroute.config import dump
+from depthroute.model.generate import Sampling, generate
 from depthroute.model.transformer import ModelConfig, Transformer
 from depthroute.presets import PRESETS, expand_model
 
@@ -118,6 +119,18 @@ def test_a_compiled_model_equals_an_eager_one(as_a_user):
     slow = Transformer(fast.config, "reference").double()
     slow.load_state_dict(fast.state_dict())
     assert_close(loss_and_gradients(fast), loss_and_gradients(slow), rtol=1e-10, atol=1e-10)
+
+
+def test_a_compiled_model_takes_texts_of_any_length_and_generates(as_a_user):
+    torch.compiler.reset()
+    fast = compiled(2, {"blocks": 2}, "native").double()
+    slow = Transformer(fast.config, "reference").double()
+    slow.load_state_dict(fast.state_dict())
+    for length in (12, 5, 9, 1):
+        assert_close(fast(tokens(length=length)), slow(tokens(length=length)), rtol=1e-10, atol=1e-10)
+    greedy = Sampling(temperature=0)
+    for prompt in (torch.arange(4), torch.arange(7)):
+        assert list(generate(fast, prompt, 3, greedy)) == list(generate(slow, prompt, 3, greedy))
 
 
 def test_the_manifest_says_how_a_run_was_computed(tmp_path):

@@ -106,14 +106,59 @@ def test_one_cache_may_serve_more_sequences_or_another_model_in_between():
         assert torch.equal(one_by_one(model, tokens, cache), expected)
 
 
-def test_a_cache_that_has_forgotten_everything_knows_no_old_parameters():
-    model, other, tokens = networks.moved(BLOCKS), networks.moved(BLOCKS, seed=1), networks.tokens()
-    cache = KeyValueCache(networks.LAYERS, 5)
+@pytest.mark.parametrize("residual", [BLOCKS, attnres("full", gain=True), networks.ADDITIVE], ids=networks.describe)
+def test_parameters_may_change_from_one_token_to_the_next(residual):
+    def found(mode):
+        model, other = networks.moved(residual), networks.moved(residual, seed=1)
+        cache = KeyValueCache(networks.LAYERS, 5)
+        with mode():
+            first = one_by_one(model, networks.tokens()[:, :2], cache)
+            model.load_state_dict(other.state_dict())
+            return torch.cat([first, one_by_one(model, networks.tokens()[:, 2:], cache)], dim=1)
+
+    expected = found(torch.enable_grad)
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert torch.equal(found(mode), expected)
+
+
+def test_hooks_are_told_and_obeyed_as_ever_and_may_keep_what_they_are_given():
+    def found(mode):
+        model, kept, told = networks.moved(BLOCKS), [], []
+
+        def note(module, given, *given_out):
+            tensors = [*(tensor for part in given if isinstance(part, tuple) for tensor in part), *given[-1:]]
+            kept.extend((one, one.clone()) for one in tensors if isinstance(one, torch.Tensor))
+            told.append(type(module).__name__)
+
+        model.norm.register_forward_pre_hook(note)
+        model.layers[1].post_attention_layernorm.register_forward_hook(note)
+        model.residual.reads["2"].register_forward_pre_hook(note)
+        model.residual.reads["4"].register_forward_hook(lambda module, given, out: tuple(0 * one for one in out))
+        with mode():
+            logits = one_by_one(model, networks.tokens())
+        assert all(torch.equal(one, its_copy) for one, its_copy in kept)
+        return logits, told
+
+    expected, told = found(torch.enable_grad)
+    assert len(told) == 15
+    for mode in (torch.no_grad, torch.inference_mode):
+        logits, ours = found(mode)
+        assert torch.equal(logits, expected)
+        assert ours == told
+
+
+def test_an_embedding_may_lie_in_any_order():
+    def transposed(module, given, out):
+        return out.transpose(0, 2).contiguous().transpose(0, 2)
+
+    def found():
+        model = networks.moved(BLOCKS)
+        model.embed_tokens.register_forward_hook(transposed)
+        return one_by_one(model, networks.tokens())
+
+    expected = found()
     with torch.no_grad():
-        one_by_one(model, tokens, cache)
-        model.load_state_dict(other.state_dict())
-        cache.cut(0)
-        assert torch.equal(one_by_one(model, tokens, cache), one_by_one(other, tokens))
+        assert torch.equal(found(), expected)
 
 
 def test_an_observer_may_keep_what_it_is_shown():

@@ -86,7 +86,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        fail("this machine has not enough memory for that; lower batch, length or the model's size")
+        fail("this machine has not enough memory for that; lower batch, length, context or the model's size")
 
 
 def fail(message: str) -> None:

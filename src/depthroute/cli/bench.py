@@ -6,14 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from depthroute.cli.options import Json, place
+from depthroute.cli.options import Json, new_file, place
 
 app = typer.Typer(help="Time depth reads and training steps, side by side in one run.", no_args_is_help=True)
 
 Rounds = Annotated[int, typer.Option(min=5, help="Rounds that count; every candidate runs once in each.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU.", show_default="torch's choice")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Of the CPU.", show_default="torch's choice")]
 Out = Annotated[
-    Path | None, typer.Option(parser=place, metavar="FILE", help="Write the figures there as JSON.", show_default=False)
+    Path | None,
+    typer.Option(parser=new_file, metavar="FILE", help="Write the figures there as JSON.", show_default=False),
 ]
 
 Presets = Annotated[

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,22 @@ def place(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter("is empty; name a directory")
     return Path(text)
+
+
+def new_file(text: str | Path) -> Path:
+    """A file that can be written, found out before anything is measured that would go there."""
+    if not str(text).strip():
+        raise typer.BadParameter("is empty; name a file")
+    path = Path(text)
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{path.parent} is no directory; make it first")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise typer.BadParameter(f"{path.parent} cannot be written: {error.strerror}; choose another place") from None
 
 
 DataRoot = Annotated[

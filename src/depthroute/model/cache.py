@@ -40,8 +40,7 @@ class Cache(ABC):
 class KeyValueCache(Cache):
     """A cache with room for `capacity` tokens of every sequence, allocated once, at the first pass.
 
-    It is written in place: backward through more than one pass is an error of torch. All that it keeps belongs to one
-    model, and to its parameters as they are until `cut(0)`.
+    It is written in place: backward through more than one pass is an error of torch.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -60,22 +59,24 @@ class KeyValueCache(Cache):
         if end > self.capacity:
             raise ArgumentError(f"cache: has room for {self.capacity} tokens, and these are {end}; make it larger")
         if layer == len(self._kept):
-            shape = (*key.shape[:2], self.capacity, key.shape[3])
-            none = ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller")
-            if math.prod(shape) * key.element_size() > sys.maxsize:  # torch cannot count so many bytes
-                raise none
-            try:
-                self._kept.append((key.new_empty(shape), value.new_empty(shape)))
-            except RuntimeError as error:
-                if not lacks_memory(error):
-                    raise
-                raise none from None
+            self._kept.append((self.room(key), self.room(value)))
         keys, values = self._kept[layer]
         keys[:, :, start:end] = key
         values[:, :, start:end] = value
         if layer == self.layers - 1:
             self._length = end
         return keys[:, :, :end], values[:, :, :end]
+
+    def room(self, like: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head capacity width"]:
+        shape = (*like.shape[:2], self.capacity, like.shape[3])
+        if math.prod(shape) * like.element_size() > sys.maxsize:  # torch cannot count so many bytes
+            raise ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller")
+        try:
+            return like.new_empty(shape)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            raise ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller") from None
 
     def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
         """In place for one token a sequence, where reading costs less than finding out what lies where."""
@@ -91,9 +92,7 @@ class KeyValueCache(Cache):
         return {**vars(self), "_depth": {}}
 
     def cut(self, length: int) -> None:
-        """Forget all tokens but the first `length`. Whoever changes parameters forgets all of them first."""
+        """Forget all tokens but the first `length`."""
         if not 0 <= length <= self._length:
             raise ArgumentError(f"length: {length} must lie between 0 and the {self._length} tokens that are here")
         self._length = length
-        if length == 0:
-            self._depth = {}

@@ -34,6 +34,8 @@ class Context(NamedTuple):
     sin: Float[Tensor, "... token half"]
     visible: Bool[Tensor, "#batch 1 token key"] | None
     """Which tokens may attend to which; None: all earlier ones."""
+    causal: bool
+    """Whether there are later ones to hide: not where `visible` hides them, or one token is alone."""
     cache: Cache | None
     """Where the keys and values of earlier tokens are; None: there are none."""
 
@@ -77,7 +79,7 @@ class Attention(nn.Module):
             key.to(value.dtype),
             value,
             attn_mask=context.visible,
-            is_causal=context.visible is None and query.shape[2] > 1,  # one token alone has nothing later to hide
+            is_causal=context.causal,
             enable_gqa=self.grouped,
         )
         return output(self.o_proj(mixed.transpose(1, 2).flatten(2)), self.width)

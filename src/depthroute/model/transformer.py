@@ -251,7 +251,8 @@ class Transformer(nn.Module):
         elif visible is None and past and tokens > 1:
             causal = torch.ones(tokens, past + tokens, dtype=torch.bool, device=embedding.device).tril(past)
             visible = causal[None, None]
-        return Context(cos, sin, visible, cache)
+        # A bool, also where the compiler has made the number of tokens a symbol.
+        return Context(cos, sin, visible, visible is None and bool(tokens > 1), cache)
 
     def initialise(self, seed: int) -> "Transformer":
         """Draw every matrix from a generator keyed by (seed, parameter name); equal seeds share equal parts."""

@@ -136,8 +136,8 @@ def prepared(
 ) -> Callable[[], Attended]:
     """The read of these very keys and values, to be taken again whenever what they hold has changed.
 
-    Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients, queries and gain must
-    stay as they are, and a result may be written over by the next read.
+    Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients, and queries and gain
+    must stay as they are.
     """
     check_attend(queries, keys, values, prior, None, eps, gain)
     chosen = resolve(impl, values[0].device)

@@ -31,6 +31,9 @@ NAMES = {
     torch.float16: "float16",
 }
 
+# Where the outputs' addresses are among the numbers of a forward read: the last are of mixed, lse, logits and scales.
+MIXED, LSE = -4, -3
+
 # A few small tensors: nothing is gained over the specification.
 merge = reference.merge
 
@@ -66,8 +69,7 @@ def attend(
 class PreparedRead:
     """`attend` of the same tensors again and again, without gradients: what they hold may change, not where they lie.
 
-    Every read writes over the last one's result. For one token, to find out what lies where takes ten times as long as
-    the read itself.
+    For one token, to find out what lies where takes ten times as long as the read itself.
     """
 
     def __init__(
@@ -85,13 +87,15 @@ class PreparedRead:
             raise ArgumentError("a prepared read needs sources that are contiguous; call .contiguous() on them first")
         query, priors = scoring(queries, gain, prior, values[0])
         inputs, out = (query, priors, None, None), like_outputs(len(values), query, sources)
-        self.eps, self.result = eps, Attended(out[0], out[1])
+        self.eps, self.mixed, self.lse = eps, out[0], out[1]
         self.kernel, self.numbers = kernel("attend", values[0].dtype), described(len(values), inputs, sources, *out)
         self.alive = (inputs, sources, out)  # as long as their addresses are in use
 
     def __call__(self) -> Attended:
+        mixed, lse = torch.empty_like(self.mixed), torch.empty_like(self.lse)
+        self.numbers[MIXED], self.numbers[LSE] = mixed.data_ptr(), lse.data_ptr()
         self.kernel(self.numbers.buffer_info()[0], self.eps)
-        return self.result
+        return Attended(mixed, lse)
 
 
 def scoring(

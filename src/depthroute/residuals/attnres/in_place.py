@@ -1,50 +1,64 @@
 """Sources that keep their places from one pass to the next: for a model that generates, a token at a time.
 
     values, keys    one tensor a source, written over by every pass; the live sum grows in place
-    reads           one a site, prepared once
+    reads           one a site, prepared once, and again when a parameter has changed
 
 Of one token, a read is a few microseconds of arithmetic. What takes long is to find out, each time, what lies where.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from depthroute.ops import Attended
 from depthroute.residuals import Depth, attnres
 
 
 @final
 class InPlace(Depth[tuple[()]]):
-    """The residual's reads and writes, to the bit. The state is here, not in what it returns."""
+    """The residual's reads and writes, to the bit. The state is here, not in what it returns; what it feeds is new."""
 
     def __init__(self, residual: "attnres.AttentionResidual", embedding: Float[Tensor, "*token width"]) -> None:
         values, keys, _ = residual.start(embedding)
         self.residual, layout = residual, residual.layout
-        self.opens = layout.opens
+        self.opens, self.embedding = layout.opens, embedding
         self.newest = [len(counts) - 1 for counts in layout.counts]
-        self.values = [torch.empty_like(values[0]) for _ in layout.counts[-1]]
-        self.keys = [torch.empty_like(key) for key in keys for _ in layout.counts[-1]]
-        self.reads = {site: self.prepared(site) for site in range(1, len(layout.counts))}
-        self.feeds = {site: residual.at(site).feed for site in self.reads}
+        self.values = [place_like(values[0]) for _ in layout.counts[-1]]
+        self.keys = [place_like(key) for key in keys for _ in layout.counts[-1]]
+        self.sites = {site: residual.at(site) for site in range(1, len(layout.counts))}
+        self.parameters = list(residual.parameters())
+        self.prepare()
 
-    def prepared(self, site: int) -> Callable[[], Attended]:
-        visible = self.newest[site] + 1
-        state = attnres.State(tuple(self.values[:visible]), tuple(self.keys[:visible]))
-        return self.residual.at(site).prepared(*self.residual.visible(state, site))
+    def prepare(self) -> None:
+        self.versions = versions(self.parameters)
+        self.reads = {site: read.prepared(*self.visible(site)) for site, read in self.sites.items()}
+
+    def visible(self, site: int, source: Callable[[Tensor], Tensor] = lambda place: place) -> "attnres.Visible":
+        """What can be read at the site: the places themselves, or what is made of them."""
+        places = (self.values[: self.newest[site] + 1], self.keys[: self.newest[site] + 1])
+        values, keys = (tuple(map(source, some)) for some in places)
+        return self.residual.visible(attnres.State(values, keys), site)
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> tuple[()]:
+        if versions(self.parameters) != self.versions:
+            self.prepare()
         values, keys, _ = self.residual.start(embedding)
+        self.embedding = embedding
         for places, sources in ((self.values, values), (self.keys, keys)):
             for source in sources:
                 places[0].copy_(source)
         return ()
 
     def read(self, state: tuple[()], site: int) -> tuple[Float[Tensor, "*token width"], ...]:
-        return self.feeds[site](self.reads[site]().mixed) if site else (self.values[0],)
+        if site == 0:
+            return (self.embedding,)
+        read = self.sites[site]
+        if read._forward_hooks or read._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+            # Whoever hooks a read may change what it is given, and keep it.
+            return read(*self.visible(site, torch.clone))
+        return read.feed(self.reads[site]().mixed)
 
     def write(
         self,
@@ -68,3 +82,12 @@ def put(output: Tensor, place: Tensor, opens: bool) -> None:
         place.copy_(output)
     else:
         place.add_(output)
+
+
+def place_like(source: Tensor) -> Tensor:
+    return torch.empty_like(source, memory_format=torch.contiguous_format)
+
+
+def versions(parameters: Sequence[Tensor]) -> list[int]:
+    """What changes whenever one of them does. Those made in inference mode do not count their changes."""
+    return [0 if one.is_inference() else one._version for one in parameters]  # pyright: ignore[reportPrivateUsage]
