@@ -133,8 +133,8 @@ def prepared(
     eps: float,
     gain: Float[Tensor, " rank"] | None = None,
     impl: str = "auto",
-) -> Callable[[], Attended]:
-    """The read of these very keys and values, to be taken again whenever what they hold has changed.
+) -> Callable[[], Float[Tensor, "query *token width"]]:
+    """The mixtures of these very keys and values, to be read again whenever what they hold has changed.
 
     Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients, and queries and gain
     must stay as they are.
@@ -145,9 +145,12 @@ def prepared(
         read = native.PreparedRead(queries, keys, values, prior, eps=eps, gain=gain)
     else:
         attend = torch.no_grad()(IMPLEMENTATIONS[chosen].attend)
-        read = functools.partial(attend, queries, keys, values, prior, None, eps=eps, gain=gain)
+        whole = functools.partial(attend, queries, keys, values, prior, None, eps=eps, gain=gain)
 
-    def take() -> Attended:
+        def read() -> Tensor:
+            return whole().mixed
+
+    def take() -> Tensor:
         calls[chosen] += 1
         return read()
 

@@ -31,8 +31,8 @@ NAMES = {
     torch.float16: "float16",
 }
 
-# Where the outputs' addresses are among the numbers of a forward read: the last are of mixed, lse, logits and scales.
-MIXED, LSE = -4, -3
+# Where the mixtures' address is among the numbers of a forward read, which end with mixed, lse, logits and scales.
+MIXED = -4
 
 # A few small tensors: nothing is gained over the specification.
 merge = reference.merge
@@ -67,7 +67,7 @@ def attend(
 
 @final
 class PreparedRead:
-    """`attend` of the same tensors again and again, without gradients: what they hold may change, not where they lie.
+    """The mixtures of `attend`, of the same tensors again and again: what they hold may change, not where they lie.
 
     For one token, to find out what lies where takes ten times as long as the read itself.
     """
@@ -87,15 +87,15 @@ class PreparedRead:
             raise ArgumentError("a prepared read needs sources that are contiguous; call .contiguous() on them first")
         query, priors = scoring(queries, gain, prior, values[0])
         inputs, out = (query, priors, None, None), like_outputs(len(values), query, sources)
-        self.eps, self.mixed, self.lse = eps, out[0], out[1]
+        self.eps, self.mixed = eps, out[0]
         self.kernel, self.numbers = kernel("attend", values[0].dtype), described(len(values), inputs, sources, *out)
         self.alive = (inputs, sources, out)  # as long as their addresses are in use
 
-    def __call__(self) -> Attended:
-        mixed, lse = torch.empty_like(self.mixed), torch.empty_like(self.lse)
-        self.numbers[MIXED], self.numbers[LSE] = mixed.data_ptr(), lse.data_ptr()
+    def __call__(self) -> Float[Tensor, "query *token width"]:
+        mixed = torch.empty_like(self.mixed)
+        self.numbers[MIXED] = mixed.data_ptr()
         self.kernel(self.numbers.buffer_info()[0], self.eps)
-        return Attended(mixed, lse)
+        return mixed
 
 
 def scoring(

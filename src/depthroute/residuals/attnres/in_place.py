@@ -28,7 +28,8 @@ class InPlace(Depth[tuple[()]]):
         self.values = [place_like(values[0]) for _ in layout.counts[-1]]
         self.keys = [place_like(key) for key in keys for _ in layout.counts[-1]]
         self.sites = {site: residual.at(site) for site in range(1, len(layout.counts))}
-        self.parameters = list(residual.parameters())
+        # Those made in inference mode do not count their changes.
+        self.parameters = [one for one in residual.parameters() if not one.is_inference()]
         self.prepare()
 
     def prepare(self) -> None:
@@ -58,7 +59,7 @@ class InPlace(Depth[tuple[()]]):
         if read._forward_hooks or read._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
             # Whoever hooks a read may change what it is given, and keep it.
             return read(*self.visible(site, torch.clone))
-        return read.feed(self.reads[site]().mixed)
+        return read.feed(self.reads[site]())
 
     def write(
         self,
@@ -89,5 +90,5 @@ def place_like(source: Tensor) -> Tensor:
 
 
 def versions(parameters: Sequence[Tensor]) -> list[int]:
-    """What changes whenever one of them does. Those made in inference mode do not count their changes."""
-    return [0 if one.is_inference() else one._version for one in parameters]  # pyright: ignore[reportPrivateUsage]
+    """What changes whenever one of them does."""
+    return [one._version for one in parameters]  # pyright: ignore[reportPrivateUsage]

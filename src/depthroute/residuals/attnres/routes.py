@@ -70,8 +70,8 @@ class Read(nn.Module, ABC):
         keys: Sequence[Float[Tensor, "*token rank"]] | None,
         values: Sequence[Float[Tensor, "*token width"]],
         prior: Sequence[float] | None,
-    ) -> Callable[[], Attended]:
-        """The read of these very tensors, to be fed again and again, with the queries of now."""
+    ) -> Callable[[], Float[Tensor, "query *token width"]]:
+        """The mixtures of these very tensors, to be fed again and again, with the queries of now."""
         return prepared(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
 
     def reset_parameters(self) -> None:
