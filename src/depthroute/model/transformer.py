@@ -185,7 +185,7 @@ class Transformer(nn.Module):
         """
         embedding = self.embed_tokens(tokens)
         context = self.context(embedding, documents, positions, visible, cache)
-        # Whoever looks at a pass may keep what it is shown.
+        # Reads in place have no state that an observer could be shown.
         depth = self.residual if cache is None or observer is not None else cache.depth(self.residual, embedding)
         state = depth.start(embedding)
         for sites in self.spans():

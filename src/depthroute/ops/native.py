@@ -69,7 +69,7 @@ def attend(
 class PreparedRead:
     """The mixtures of `attend`, of the same tensors again and again: what they hold may change, not where they lie.
 
-    For one token, to find out what lies where takes ten times as long as the read itself.
+    For one token, to find out what lies where takes many times as long as the read itself.
     """
 
     def __init__(
