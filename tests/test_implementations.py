@@ -224,7 +224,7 @@ def test_without_a_compiler_native_says_what_it_needs(monkeypatch):
 def test_a_source_that_the_compiler_refuses_is_one_line(monkeypatch, tmp_path):
     broken = tmp_path / "native.cpp"
     broken.write_text("not C++")
-    monkeypatch.setattr(building, "SOURCE", broken)
+    monkeypatch.setattr(building, "SOURCES", [broken])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     building.library.cache_clear()
     with pytest.raises(ArgumentError, match=r"'native' cannot be built: .*native.cpp:1:1") as caught:
@@ -244,13 +244,13 @@ def test_what_was_built_is_found_again(monkeypatch, tmp_path):
     assert [built] == list((tmp_path / "depthroute").iterdir())
 
 
-@pytest.mark.parametrize("part", ["SOURCE", "HEADER"])
+@pytest.mark.parametrize("part", building.SOURCES, ids=lambda path: path.name)
 def test_what_was_built_of_another_source_is_not_used(monkeypatch, tmp_path, part):
     built = building.library()._name
     monkeypatch.setattr(building, "build", lambda _, path: shutil.copy(built, path))
     changed = tmp_path / "changed"
-    changed.write_text(Path(getattr(building, part)).read_text() + "\n")
-    monkeypatch.setattr(building, part, changed)
+    changed.write_text(part.read_text() + "\n")
+    monkeypatch.setattr(building, "SOURCES", [changed if path == part else path for path in building.SOURCES])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "depthroute").mkdir()
     building.library.cache_clear()

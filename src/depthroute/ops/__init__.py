@@ -28,6 +28,7 @@ from depthroute.errors import ArgumentError
 from depthroute.ops import compiled, fast_attnres, fla, liger, native, reference, triton
 from depthroute.ops.building import compiler
 from depthroute.ops.checks import check_attend, check_merge
+from depthroute.ops.reference import emitted
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
 
@@ -38,9 +39,11 @@ __all__ = [
     "attend",
     "available",
     "calls",
+    "emitted",
     "logits",
     "merge",
-    "prepared",
+    "prepared_read",
+    "prepared_write",
     "resolve",
 ]
 
@@ -124,7 +127,7 @@ def attend(
     return IMPLEMENTATIONS[chosen].attend(queries, keys, values, prior, before, eps=eps, gain=gain)
 
 
-def prepared(
+def prepared_read(
     queries: Float[Tensor, "query rank"],
     keys: Sequence[Float[Tensor, "*token rank"]] | None,
     values: Sequence[Float[Tensor, "*token width"]],
@@ -155,6 +158,33 @@ def prepared(
         return read()
 
     return take
+
+
+def prepared_write(
+    value: Float[Tensor, "*token width"],
+    key: Float[Tensor, "*token rank"] | None,
+    *,
+    opens: bool,
+    eps: float,
+    impl: str = "auto",
+) -> Callable[[Float[Tensor, "*token width"], Float[Tensor, "*token rank"] | None], None]:
+    """Of this very source, whose tensors are contiguous: it becomes, or without `opens` grows by, an output (y, u).
+
+        v = y,   k = RMSNorm(u)        or        v += y,   k += RMSNorm(u)
+
+    For inference: there are no gradients. The sum of squares of u is `native`'s own: it agrees to rounding.
+    """
+    if resolve(impl, value.device) == "native":
+        return native.PreparedWrite(value, key, opens, eps)
+    put = Tensor.copy_ if opens else Tensor.add_
+
+    def write(output: Tensor, rows: Tensor | None) -> None:
+        put(value, output)
+        if key is not None:
+            assert rows is not None, "a source with a key needs key rows"
+            put(key, emitted(rows.to(key.dtype), eps))
+
+    return write
 
 
 def logits(

@@ -1,4 +1,4 @@
-"""Compiles native.cpp, with halves.h, for this very processor, once, and loads it.
+"""Compiles native.cpp, with its headers, for this very processor, once, and loads it.
 
 The library is kept in `$XDG_CACHE_HOME/depthroute` (or `~/.cache/depthroute`) under a digest of the source, the
 compiler and the processor, so that neither another version nor another machine finds it.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from depthroute.errors import ArgumentError
 
-SOURCE = Path(__file__).with_name("native.cpp")
-HEADER = Path(__file__).with_name("halves.h")
+# The one to be compiled, and what it includes.
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "rows.h", "halves.h"))
 # Nobody looks at the exception flags of floating-point numbers; kept right, they keep fp16 out of vector registers.
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
 
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL:
         wanted = os.environ.get("CXX") or "g++"
         raise ArgumentError(f"impl: 'native' needs a C++ compiler, and there is no {wanted}; install it or set CXX")
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    source = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
+    source = [path.read_text(encoding="utf-8") for path in SOURCES]
     about = "\n".join([*source, *FLAGS, found, version, processor()])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "depthroute"
     path = cache / f"native-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
@@ -51,7 +51,7 @@ def build(found: str, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             out = Path(folder) / path.name
             ended = subprocess.run(
-                [found, *FLAGS, str(SOURCE), "-o", str(out)], capture_output=True, text=True, check=False
+                [found, *FLAGS, str(SOURCES[0]), "-o", str(out)], capture_output=True, text=True, check=False
             )
             if ended.returncode:
                 first = (ended.stderr.strip().splitlines() or ["it says nothing"])[0]

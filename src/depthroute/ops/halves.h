@@ -52,6 +52,11 @@ inline void narrow(float number, Float16& half) {
 
 // What has the right width already.
 template <typename T>
+T widen(T same) {
+    return same;
+}
+
+template <typename T>
 void narrow(T number, T& same) {
     same = number;
 }

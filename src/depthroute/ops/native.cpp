@@ -12,133 +12,21 @@
 //
 // Sources, mixtures and their gradients are stored in S; all else is computed and stored in T: fp32 where S is a half,
 // else S itself. Rows are widened one token at a time, and what is written is rounded once.
+//
+// And writes, for those who keep their sources in one place: a source becomes an output, or grows by it.
+//
+//   write      v = y or v += y,   k = RMSNorm(u) or k += RMSNorm(u)        of a value y and the key rows u beside it
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 #include <vector>
 
-#include "halves.h"
+#include "rows.h"
 
 namespace {
 
 constexpr int64_t kChunks = 16;
-
-template <typename S>
-struct Rows {
-    const S* data;
-    int64_t stride;
-    const S* operator[](int64_t token) const { return data + token * stride; }
-};
-
-// A few coordinates side by side; compilers turn it into whatever registers the processor has.
-template <typename T>
-using Lanes __attribute__((vector_size(64))) = T;
-template <typename T>
-constexpr int64_t kLanes = 64 / sizeof(T);
-
-template <typename T>
-Lanes<T> load(const T* from) {
-    Lanes<T> lanes;
-    std::memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-template <typename T, typename S>
-void store(S* to, Lanes<T> lanes) {
-    if constexpr (std::is_same_v<S, T>)
-        std::memcpy(to, &lanes, sizeof lanes);
-    else
-        for (int64_t lane = 0; lane < kLanes<T>; ++lane) narrow(lanes[lane], to[lane]);
-}
-
-// Rows in T: where they lie, if they are stored so, else in memory of one thread that stays in its core's cache.
-template <typename S, typename T>
-class Widened {
-    // Rows begin where a load does not meet two lines of the cache: a read of halves takes a tenth less time so.
-    struct alignas(64) Line {
-        T lanes[kLanes<T>];
-    };
-    int64_t lines;
-    std::vector<Line> memory;
-
-  public:
-    Widened(int64_t rows, int64_t width)
-        : lines((width + kLanes<T> - 1) / kLanes<T>), memory(std::is_same_v<S, T> ? 0 : rows * lines) {}
-
-    const T* operator()(const S* row, int64_t n, int64_t place) {
-        if constexpr (std::is_same_v<S, T>) {
-            return row;
-        } else {
-            T* __restrict to = reinterpret_cast<T*>(memory.data() + place * lines);
-            for (int64_t d = 0; d < n; ++d) to[d] = widen(row[d]);
-            return to;
-        }
-    }
-};
-
-// sums[j] = < x, ys[j] > for j < N: x is read once for all of them, and the sums do not wait for each other.
-template <int N, typename T>
-void some_dots(const T* x, const T* const* ys, int64_t n, T* sums) {
-    constexpr int64_t step = 2 * kLanes<T>;
-    Lanes<T> even[N] = {}, odd[N] = {};
-    int64_t d = 0;
-    for (; d + step <= n; d += step) {
-        const Lanes<T> x0 = load<T>(x + d), x1 = load<T>(x + d + kLanes<T>);
-        for (int j = 0; j < N; ++j) {
-            even[j] += x0 * load<T>(ys[j] + d);
-            odd[j] += x1 * load<T>(ys[j] + d + kLanes<T>);
-        }
-    }
-    for (int j = 0; j < N; ++j) {
-        const Lanes<T> both = even[j] + odd[j];
-        T sum = 0;
-        for (int64_t lane = 0; lane < kLanes<T>; ++lane) sum += both[lane];
-        for (int64_t e = d; e < n; ++e) sum += x[e] * ys[j][e];
-        sums[j] = sum;
-    }
-}
-
-template <typename T>
-void dots(const T* x, const T* const* ys, int64_t count, int64_t n, T* sums) {
-    for (; count >= 4; count -= 4, ys += 4, sums += 4) some_dots<4>(x, ys, n, sums);
-    if (count == 3) some_dots<3>(x, ys, n, sums);
-    if (count == 2) some_dots<2>(x, ys, n, sums);
-    if (count == 1) some_dots<1>(x, ys, n, sums);
-}
-
-// out = sum_i weights[i] rows[i]: the sum stays in registers over a stretch of coordinates.
-template <typename T, typename S>
-void mix(const T* weights, const T* const* rows, int64_t count, S* __restrict out, int64_t n) {
-    constexpr int64_t step = 4 * kLanes<T>;
-    int64_t d = 0;
-    for (; d + step <= n; d += step) {
-        Lanes<T> sum[4] = {};
-        for (int64_t i = 0; i < count; ++i)
-            for (int part = 0; part < 4; ++part) sum[part] += weights[i] * load<T>(rows[i] + d + part * kLanes<T>);
-        for (int part = 0; part < 4; ++part) store<T>(out + d + part * kLanes<T>, sum[part]);
-    }
-    for (; d < n; ++d) {
-        T sum = 0;
-        for (int64_t i = 0; i < count; ++i) sum += weights[i] * rows[i][d];
-        narrow(sum, out[d]);
-    }
-}
-
-// The rows of one token lie far apart, too short for the processor to see where the next ones are.
-template <typename S>
-void fetch(const S* row, int64_t n) {
-    for (int64_t d = 0; d < n; d += kLanes<S>) __builtin_prefetch(row + d);
-}
-
-// y += c x
-template <typename T>
-void add(T c, const T* __restrict x, T* __restrict y, int64_t n) {
-#pragma omp simd
-    for (int64_t d = 0; d < n; ++d) y[d] += c * x[d];
-}
 
 template <typename S, typename T>
 struct Read {
@@ -337,13 +225,42 @@ void backward_of(const int64_t* sizes, double eps) {
     backward(r, from[0], from[1], from[2], g);
 }
 
+// place = c x, or place += c x
+template <typename S, typename T>
+void put(T c, const S* x, bool opens, S* __restrict place, int64_t n) {
+    for (int64_t d = 0; d < n; ++d) {
+        const T output = c * widen(x[d]);
+        narrow(opens ? output : widen(place[d]) + output, place[d]);
+    }
+}
+
+// What Python gives: tokens, width, rank (0: no keys), whether the output opens a source, the row strides of value and
+// key rows, and addresses: the source's value and key, the output's value and key rows.
+template <typename S, typename T>
+void write_of(const int64_t* sizes, double eps) {
+    const int64_t tokens = sizes[0], width = sizes[1], rank = sizes[2];
+    const bool opens = sizes[3];
+    void* const* at = reinterpret_cast<void* const*>(sizes + 6);
+    S *const value = static_cast<S*>(at[0]), *const key = static_cast<S*>(at[1]);
+    const Rows<S> output{static_cast<const S*>(at[2]), sizes[4]}, u{static_cast<const S*>(at[3]), sizes[5]};
+    for (int64_t t = 0; t < tokens; ++t) {
+        put(T(1), output[t], opens, value + t * width, width);
+        if (!rank) continue;
+        T square = 0;
+#pragma omp simd reduction(+ : square)
+        for (int64_t d = 0; d < rank; ++d) square += widen(u[t][d]) * widen(u[t][d]);
+        put(1 / std::sqrt(square / rank + static_cast<T>(eps)), u[t], opens, key + t * rank, rank);
+    }
+}
+
 }  // namespace
 
-#define READS_OF(name, S, T)                                                                              \
+#define EXPORT(name, S, T)                                                                                \
     extern "C" void attend_##name(const int64_t* sizes, double eps) { forward_of<S, T>(sizes, eps); }     \
-    extern "C" void gradients_##name(const int64_t* sizes, double eps) { backward_of<S, T>(sizes, eps); }
+    extern "C" void gradients_##name(const int64_t* sizes, double eps) { backward_of<S, T>(sizes, eps); } \
+    extern "C" void write_##name(const int64_t* sizes, double eps) { write_of<S, T>(sizes, eps); }
 
-READS_OF(float, float, float)
-READS_OF(double, double, double)
-READS_OF(bfloat16, Bfloat16, float)
-READS_OF(float16, Float16, float)
+EXPORT(float, float, float)
+EXPORT(double, double, double)
+EXPORT(bfloat16, Bfloat16, float)
+EXPORT(float16, Float16, float)

@@ -34,6 +34,9 @@ NAMES = {
 # Where the mixtures' address is among the numbers of a forward read, which end with mixed, lse, logits and scales.
 MIXED = -4
 
+# Of a write, where the stride and the address of the value are, each before that of the key rows.
+OUTPUT_STRIDE, OUTPUT = 4, 8
+
 # A few small tensors: nothing is gained over the specification.
 merge = reference.merge
 
@@ -96,6 +99,38 @@ class PreparedRead:
         self.numbers[MIXED] = mixed.data_ptr()
         self.kernel(self.numbers.buffer_info()[0], self.eps)
         return mixed
+
+
+@final
+class PreparedWrite:
+    """Outputs written to the same source again and again, or added to it: see `ops.prepared_write`."""
+
+    def __init__(
+        self, value: Float[Tensor, "*token width"], key: Float[Tensor, "*token rank"] | None, opens: bool, eps: float
+    ) -> None:
+        self.value, self.key, self.eps, self.kernel = value, key, eps, kernel("write", value.dtype)
+        width, rank = value.shape[-1], 0 if key is None else key.shape[-1]
+        strides_and_places = [width, rank, value.data_ptr(), address(key), 0, 0]
+        self.numbers = array("q", [value.numel() // width, width, rank, opens, *strides_and_places])
+
+    def __call__(self, value: Float[Tensor, "*token width"], rows: Float[Tensor, "*token rank"] | None) -> None:
+        value, numbers = like(self.value, value), self.numbers
+        numbers[OUTPUT_STRIDE], numbers[OUTPUT] = stride(value), value.data_ptr()
+        if self.key is not None:
+            assert rows is not None, "a source with a key needs key rows"
+            rows = like(self.key, rows)
+            numbers[OUTPUT_STRIDE + 1], numbers[OUTPUT + 1] = stride(rows), rows.data_ptr()
+        self.kernel(numbers.buffer_info()[0], self.eps)
+
+
+def like(source: Tensor, output: Tensor) -> Tensor:
+    """An output as rows that can be written to a source."""
+    if output.shape != source.shape or output.device != source.device:
+        there = f"{list(source.shape)} on {source.device}"
+        raise ArgumentError(f"output: {list(output.shape)} on {output.device} does not fit the source's {there}")
+    if output.dtype != source.dtype:
+        output = output.to(source.dtype)
+    return output if output.is_contiguous() else rows(output)
 
 
 def scoring(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from depthroute.ops.result import Attended
 
@@ -76,6 +77,11 @@ def merge(first: Attended, second: Attended) -> Attended:
         share = torch.sigmoid(second.lse.to(inside) - first.lse.to(inside)).unsqueeze(-1)
         mixed = torch.lerp(first.mixed.to(inside), second.mixed.to(inside), share)
         return Attended(mixed.to(first.mixed.dtype), torch.logaddexp(first.lse, second.lse))
+
+
+def emitted(rows: Float[Tensor, "*token rank"], eps: float) -> Float[Tensor, "*token rank"]:
+    """The key that key rows u emit: RMSNorm(u). *Low-Rank Attention Residuals*, arXiv 2607.09694."""
+    return rms_norm(rows, rows.shape[-1:], eps=eps)
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:

@@ -26,10 +26,9 @@ import torch
 from jaxtyping import Float
 from pydantic import NonNegativeFloat, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from depthroute.errors import ConfigError
-from depthroute.ops import Attended, attend
+from depthroute.ops import Attended, attend, emitted
 from depthroute.residuals import Depth, Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
 from depthroute.residuals.attnres import cost
 from depthroute.residuals.attnres.in_place import InPlace
@@ -181,7 +180,7 @@ class AttentionResidual(Residual[State]):
         """The key beside an output: RMSNorm(u) of a projection's key rows u, its chosen coordinates, or none."""
         if self.coordinates is not None:
             return (value.index_select(-1, self.coordinates),)
-        return () if rows is None else (rms_norm(rows.to(value.dtype), rows.shape[-1:], eps=self.config.eps),)
+        return () if rows is None else (emitted(rows.to(value.dtype), self.config.eps),)
 
     def flops(self) -> ReadFlops:
         keys = 0 if self.embedding_key is None else 2 * self.embedding_key.weight.numel()

@@ -2,10 +2,12 @@
 
     values, keys    one tensor a source, written over by every pass; the live sum grows in place
     reads           one a site, prepared once, and again when a parameter has changed
+    writes          one a site, prepared once
 
 Of one token, a read is a few microseconds of arithmetic. What takes long is to find out, each time, what lies where.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import final
 
@@ -13,24 +15,46 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from depthroute.ops import prepared_write
 from depthroute.residuals import Depth, attnres
 
 
 @final
 class InPlace(Depth[tuple[()]]):
-    """The residual's reads and writes, to the bit. The state is here, not in what it returns; what it feeds is new."""
+    """The residual's reads and writes. The state is here, not in what it returns; what it feeds is new.
+
+    They are the residual's own to the bit, but for emitted keys, whose norm `native` sums in another order.
+    """
 
     def __init__(self, residual: "attnres.AttentionResidual", embedding: Float[Tensor, "*token width"]) -> None:
         values, keys, _ = residual.start(embedding)
         self.residual, layout = residual, residual.layout
-        self.opens, self.embedding = layout.opens, embedding
+        self.embedding = embedding
         self.newest = [len(counts) - 1 for counts in layout.counts]
         self.values = [place_like(values[0]) for _ in layout.counts[-1]]
         self.keys = [place_like(key) for key in keys for _ in layout.counts[-1]]
         self.sites = {site: residual.at(site) for site in range(1, len(layout.counts))}
+        self.writes = {site: self.writer(site) for site in range(len(self.sites))}
         # Those made in inference mode do not count their changes.
         self.parameters = [one for one in residual.parameters() if not one.is_inference()]
         self.prepare()
+
+    def writer(self, site: int) -> Callable[[Tensor, Tensor | None], None]:
+        residual, newest = self.residual, self.newest[site + 1]
+        to = functools.partial(
+            prepared_write, opens=site in residual.opens, eps=residual.config.eps, impl=residual.impl
+        )
+        coordinates = residual.coordinates
+        if coordinates is None:
+            return to(self.values[newest], self.keys[newest] if self.keys else None)
+        # What is chosen from an output is written like a value.
+        write, choose = (to(places[newest], None) for places in (self.values, self.keys))
+
+        def write_both(value: Tensor, _: Tensor | None) -> None:
+            write(value, None)
+            choose(value.index_select(-1, coordinates), None)
+
+        return write_both
 
     def prepare(self) -> None:
         self.versions = versions(self.parameters)
@@ -68,21 +92,8 @@ class InPlace(Depth[tuple[()]]):
         value: Float[Tensor, "*token width"],
         key: Float[Tensor, "*token rank"] | None,
     ) -> tuple[()]:
-        newest, opens = self.newest[site + 1], site in self.opens
-        output = value.to(self.values[0].dtype)
-        put(output, self.values[newest], opens)
-        if self.keys:
-            (row,) = self.residual.key_of(output, key)
-            put(row, self.keys[newest], opens)
+        self.writes[site](value, key)
         return state
-
-
-def put(output: Tensor, place: Tensor, opens: bool) -> None:
-    """As a new source, or onto the live sum."""
-    if opens:
-        place.copy_(output)
-    else:
-        place.add_(output)
 
 
 def place_like(source: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depthroute.ops import Attended, attend, prepared
+from depthroute.ops import Attended, attend, prepared_read
 
 Route = Literal["shared", "qk_v", "q_k_v", "tied", "average", "frozen_v", "placebo", "temperature"]
 
@@ -72,7 +72,7 @@ class Read(nn.Module, ABC):
         prior: Sequence[float] | None,
     ) -> Callable[[], Float[Tensor, "query *token width"]]:
         """The mixtures of these very tensors, to be fed again and again, with the queries of now."""
-        return prepared(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
+        return prepared_read(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
 
     def reset_parameters(self) -> None:
         for name, parameter in self.named_parameters():
