@@ -1,7 +1,9 @@
 """The model behind Hugging Face's interface is the model: same weights, same logits, same training."""
 
+import gc
 import json
 
+import accelerate
 import networks
 import pytest
 import torch
@@ -15,8 +17,9 @@ from depthroute import runs
 from depthroute.data.batches import Batches
 from depthroute.data.shards import Dataset
 from depthroute.errors import ArgumentError, ConfigError, RunError
-from depthroute.interop.huggingface import CACHE, DepthRouteConfig, DepthRouteForCausalLM
+from depthroute.interop.huggingface import CACHE, PLACES, DepthRouteConfig, DepthRouteForCausalLM, TheirCache
 from depthroute.model.transformer import Transformer
+from depthroute.residuals.attnres.in_place import InPlace
 from depthroute.train import optim
 from depthroute.train.schedule import factor
 from depthroute.train.start import build_model
@@ -125,6 +128,38 @@ def test_a_config_that_is_none_is_an_error():
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=str)
 def test_greedy_generation_is_the_uncached_forward_token_by_token(model, greedy, options):
     assert torch.equal(generated(model, networks.tokens(), **options), greedy)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}], ids=str)
+@pytest.mark.parametrize("residual", SYSTEMS.values(), ids=SYSTEMS)
+def test_generated_tokens_are_read_in_place_and_the_places_go_with_the_cache(monkeypatch, residual, options):
+    model, passes = wrapped(residual), []
+    depth = TheirCache.depth
+
+    def noting(cache, residual, embedding):
+        passes.append((embedding.shape[1], depth(cache, residual, embedding), len(PLACES)))
+        return passes[-1][1]
+
+    monkeypatch.setattr(TheirCache, "depth", noting)
+    before = len(PLACES)
+    generated(model, networks.tokens(), **options)
+    attnres = residual is not networks.ADDITIVE
+    assert [isinstance(found, InPlace) for _, found, _ in passes] == [False] + (NEW - 1) * [attnres]
+    assert len({id(found) for tokens, found, _ in passes if tokens == 1}) == 1  # the same places for every token
+    assert passes[-1][2] == before + 1
+    passes.clear()
+    gc.collect()
+    assert len(PLACES) == before
+
+
+@pytest.mark.parametrize("residual", SYSTEMS.values(), ids=SYSTEMS)
+def test_weights_that_are_brought_when_they_are_needed_generate_the_same(residual):
+    tokens = networks.tokens()
+    expected = generated(wrapped(residual), tokens)
+    model = wrapped(residual)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert torch.equal(generated(model, tokens), expected)
 
 
 @pytest.mark.parametrize(

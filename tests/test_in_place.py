@@ -11,6 +11,7 @@ import torch
 from networks import attnres
 from reads import EPS, HALVES, leaves
 from torch.nn.functional import rms_norm
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.testing import assert_close
 
 from depthroute import ops
@@ -169,6 +170,56 @@ def test_hooks_are_told_and_obeyed_as_ever_and_may_keep_what_they_are_given(resi
 
 
 @BOTH
+def test_a_query_may_be_replaced_from_one_token_to_the_next(residual):
+    def found(mode):
+        model, cache = networks.moved(residual), KeyValueCache(networks.LAYERS, 5)
+        with mode():
+            first = one_by_one(model, networks.tokens()[:, :2], cache)
+        for read in model.residual.reads.values():
+            for name, query in list(read.named_parameters()):
+                setattr(read, name, torch.nn.Parameter(-query.detach()))
+        with mode():
+            return torch.cat([first, one_by_one(model, networks.tokens()[:, 2:], cache)], dim=1)
+
+    expected = found(torch.enable_grad)
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert_equal(found(mode), expected, residual)
+
+
+@BOTH
+def test_hooks_on_all_modules_are_told_of_every_read(residual):
+    def told(mode):
+        model, seen = networks.moved(residual), []
+        handle = register_module_forward_pre_hook(lambda module, given: seen.append(type(module).__name__))
+        try:
+            with mode():
+                one_by_one(model, networks.tokens())
+        finally:
+            handle.remove()
+        return seen
+
+    expected = told(torch.enable_grad)
+    assert expected.count("Shared") + expected.count("QkV") == 5 * 2 * networks.LAYERS
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert told(mode) == expected
+
+
+@BOTH
+def test_a_forward_that_replaces_a_reads_own_is_called(residual):
+    def found(mode):
+        model = networks.moved(residual)
+        read = model.residual.reads["3"]
+        whole = read.forward
+        read.forward = lambda *given: tuple(2 * one for one in whole(*given))
+        with mode():
+            return one_by_one(model, networks.tokens())
+
+    expected = found(torch.enable_grad)
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert_equal(found(mode), expected, residual)
+
+
+@BOTH
 def test_an_embedding_may_lie_in_any_order(residual):
     def transposed(module, given, out):
         return out.transpose(0, 2).contiguous().transpose(0, 2)
@@ -251,7 +302,7 @@ def test_a_cpu_writes_with_native_where_it_reads_with_it():
     for residual, impl in ((BLOCKS, "native"), (EMITTED, "native"), (EMITTED, "reference")):
         model = networks.moved(residual, computed={"impl": impl})
         writes = places(model, KeyValueCache(networks.LAYERS, 5)).writes.values()
-        assert len(writes) == 2 * networks.LAYERS
+        assert len(writes) == 1 + 2 * networks.LAYERS
         if residual is EMITTED:
             assert {isinstance(write, native.PreparedWrite) for write in writes} == {impl == "native"}
 

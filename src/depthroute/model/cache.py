@@ -31,9 +31,23 @@ class Cache(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Keep the layer's new keys and values; all of its keys and values, in the order of the tokens."""
 
+    @property
+    @abstractmethod
+    def places(self) -> dict[Any, Depth[Any]]:
+        """What passes leave behind for the reads of later ones. It lasts as long as the cached tokens."""
+
     def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
-        """Who reads from depth in this pass: the residual, or its reads in place."""
-        return residual
+        """Who reads from depth in this pass: the residual, or its reads in place.
+
+        In place for one token a sequence, where reading costs less than finding out what lies where.
+        """
+        if embedding.shape[1] > 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return residual
+        like = (residual, embedding.shape, embedding.dtype, embedding.device, torch.is_inference_mode_enabled())
+        if like not in self.places:
+            self.places.clear()
+            self.places[like] = residual.in_place(embedding)
+        return self.places[like]
 
 
 @final
@@ -46,7 +60,7 @@ class KeyValueCache(Cache):
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers, self.capacity, self._length = layers, capacity, 0
         self._kept: list[tuple[Tensor, Tensor]] = []
-        self._depth: dict[Any, Depth[Any]] = {}
+        self._places: dict[Any, Depth[Any]] = {}
 
     @property
     def length(self) -> int:
@@ -78,18 +92,13 @@ class KeyValueCache(Cache):
                 raise
             raise ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller") from None
 
-    def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
-        """In place for one token a sequence, where reading costs less than finding out what lies where."""
-        if embedding.shape[1] > 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return residual
-        like = (residual, embedding.shape, embedding.dtype, embedding.device, torch.is_inference_mode_enabled())
-        if like not in self._depth:
-            self._depth = {like: residual.in_place(embedding)}
-        return self._depth[like]
+    @property
+    def places(self) -> dict[Any, Depth[Any]]:
+        return self._places
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes its own places: addresses are no one else's."""
-        return {**vars(self), "_depth": {}}
+        return {**vars(self), "_places": {}}
 
     def cut(self, length: int) -> None:
         """Forget all tokens but the first `length`."""

@@ -11,7 +11,7 @@ RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. A part th
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, cast, final
 
@@ -187,13 +187,13 @@ class Transformer(nn.Module):
         context = self.context(embedding, documents, positions, visible, cache)
         # Reads in place have no state that an observer could be shown.
         depth = self.residual if cache is None or observer is not None else cache.depth(self.residual, embedding)
-        state = depth.start(embedding)
+        state, sublayers = depth.start(embedding), list(self.sublayers())
         for sites in self.spans():
             again = self.recompute != "none" and torch.is_grad_enabled()
             state = (
-                checkpoint(self.advance, state, sites, depth, context, observer, use_reentrant=False)
+                checkpoint(self.advance, state, sites, sublayers, depth, context, observer, use_reentrant=False)
                 if again
-                else self.advance(state, sites, depth, context, observer)
+                else self.advance(state, sites, sublayers, depth, context, observer)
             )
         (readout,) = depth.read(state, 2 * self.config.layers)
         if observer is not None:
@@ -201,9 +201,16 @@ class Transformer(nn.Module):
         normed = self.norm(readout if last is None else readout[:, -last:])
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
 
-    def advance(self, state: Any, sites: range, depth: Depth[Any], context: Context, observer: Observer | None) -> Any:
+    def advance(
+        self,
+        state: Any,
+        sites: range,
+        sublayers: Sequence[tuple[nn.Module, nn.Module]],
+        depth: Depth[Any],
+        context: Context,
+        observer: Observer | None,
+    ) -> Any:
         """The state after the sublayers of these sites."""
-        sublayers = list(self.sublayers())
         for site in sites:
             mixed = depth.read(state, site)
             if observer is not None:

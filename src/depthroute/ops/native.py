@@ -92,12 +92,13 @@ class PreparedRead:
         inputs, out = (query, priors, None, None), like_outputs(len(values), query, sources)
         self.eps, self.mixed = eps, out[0]
         self.kernel, self.numbers = kernel("attend", values[0].dtype), described(len(values), inputs, sources, *out)
+        self.address, _ = self.numbers.buffer_info()
         self.alive = (inputs, sources, out)  # as long as their addresses are in use
 
     def __call__(self) -> Float[Tensor, "query *token width"]:
         mixed = torch.empty_like(self.mixed)
         self.numbers[MIXED] = mixed.data_ptr()
-        self.kernel(self.numbers.buffer_info()[0], self.eps)
+        self.kernel(self.address, self.eps)
         return mixed
 
 
@@ -112,20 +113,22 @@ class PreparedWrite:
         width, rank = value.shape[-1], 0 if key is None else key.shape[-1]
         strides_and_places = [width, rank, value.data_ptr(), address(key), 0, 0]
         self.numbers = array("q", [value.numel() // width, width, rank, opens, *strides_and_places])
+        self.address, _ = self.numbers.buffer_info()
 
     def __call__(self, value: Float[Tensor, "*token width"], rows: Float[Tensor, "*token rank"] | None) -> None:
-        value, numbers = like(self.value, value), self.numbers
+        numbers = self.numbers
+        value = fitting(value, self.value)
         numbers[OUTPUT_STRIDE], numbers[OUTPUT] = stride(value), value.data_ptr()
         if self.key is not None:
             assert rows is not None, "a source with a key needs key rows"
-            rows = like(self.key, rows)
+            rows = fitting(rows, self.key)
             numbers[OUTPUT_STRIDE + 1], numbers[OUTPUT + 1] = stride(rows), rows.data_ptr()
-        self.kernel(numbers.buffer_info()[0], self.eps)
+        self.kernel(self.address, self.eps)
 
 
-def like(source: Tensor, output: Tensor) -> Tensor:
-    """An output as rows that can be written to a source."""
-    if output.shape != source.shape or output.device != source.device:
+def fitting(output: Tensor, source: Tensor) -> Tensor:
+    """The output as rows that can be written to the source."""
+    if output.shape != source.shape or not output.is_cpu:
         there = f"{list(source.shape)} on {source.device}"
         raise ArgumentError(f"output: {list(output.shape)} on {output.device} does not fit the source's {there}")
     if output.dtype != source.dtype:

@@ -1,22 +1,28 @@
 """Sources that keep their places from one pass to the next: for a model that generates, a token at a time.
 
     values, keys    one tensor a source, written over by every pass; the live sum grows in place
-    reads           one a site, prepared once, and again when a parameter has changed
-    writes          one a site, prepared once
+    writes          one a sublayer, and one for the embedding, prepared once
+    reads           one a site, prepared once, and again when a parameter is another one or has changed
 
 Of one token, a read is a few microseconds of arithmetic. What takes long is to find out, each time, what lies where.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    _has_any_global_hook as hooked_everywhere,  # pyright: ignore[reportPrivateUsage]
+)
 
 from depthroute.ops import prepared_write
 from depthroute.residuals import Depth, attnres
+
+EMBEDDING = -1
+"""In place of the site whose sublayer gave the output."""
 
 
 @final
@@ -27,23 +33,29 @@ class InPlace(Depth[tuple[()]]):
     """
 
     def __init__(self, residual: "attnres.AttentionResidual", embedding: Float[Tensor, "*token width"]) -> None:
-        values, keys, _ = residual.start(embedding)
         self.residual, layout = residual, residual.layout
         self.embedding = embedding
         self.newest = [len(counts) - 1 for counts in layout.counts]
-        self.values = [place_like(values[0]) for _ in layout.counts[-1]]
-        self.keys = [place_like(key) for key in keys for _ in layout.counts[-1]]
+        keyed = residual.embedding_key is not None or residual.coordinates is not None
+        self.values = [place(embedding, residual.width) for _ in layout.counts[-1]]
+        self.keys = [place(embedding, residual.rank) for _ in layout.counts[-1] if keyed]
         self.sites = {site: residual.at(site) for site in range(1, len(layout.counts))}
-        self.writes = {site: self.writer(site) for site in range(len(self.sites))}
+        self.writes = {site: self.writer(site) for site in range(EMBEDDING, len(self.sites))}
+        self.reads: dict[int, Callable[[], Tensor]] = {}
+        self.parameters, self.versions = self.parameters_now()
+
+    def parameters_now(self) -> tuple[list[nn.Parameter], list[tuple[int, int]]]:
+        """Those of the reads, and what is different as soon as one is another or has changed."""
+        every = (read._parameters.values() for read in self.sites.values())  # pyright: ignore[reportPrivateUsage]
+        found = [one for some in every for one in some if one is not None]
         # Those made in inference mode do not count their changes.
-        self.parameters = [one for one in residual.parameters() if not one.is_inference()]
-        self.prepare()
+        versions = [0 if one.is_inference() else one._version for one in found]  # pyright: ignore[reportPrivateUsage]
+        return found, list(zip(map(id, found), versions, strict=True))
 
     def writer(self, site: int) -> Callable[[Tensor, Tensor | None], None]:
         residual, newest = self.residual, self.newest[site + 1]
-        to = functools.partial(
-            prepared_write, opens=site in residual.opens, eps=residual.config.eps, impl=residual.impl
-        )
+        opens = site == EMBEDDING or site in residual.opens
+        to = functools.partial(prepared_write, opens=opens, eps=residual.config.eps, impl=residual.impl)
         coordinates = residual.coordinates
         if coordinates is None:
             return to(self.values[newest], self.keys[newest] if self.keys else None)
@@ -56,33 +68,29 @@ class InPlace(Depth[tuple[()]]):
 
         return write_both
 
-    def prepare(self) -> None:
-        self.versions = versions(self.parameters)
-        self.reads = {site: read.prepared(*self.visible(site)) for site, read in self.sites.items()}
-
-    def visible(self, site: int, source: Callable[[Tensor], Tensor] = lambda place: place) -> "attnres.Visible":
+    def visible(self, site: int, source: Callable[[Tensor], Tensor] = lambda one: one) -> "attnres.Visible":
         """What can be read at the site: the places themselves, or what is made of them."""
         places = (self.values[: self.newest[site] + 1], self.keys[: self.newest[site] + 1])
         values, keys = (tuple(map(source, some)) for some in places)
         return self.residual.visible(attnres.State(values, keys), site)
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> tuple[()]:
-        if versions(self.parameters) != self.versions:
-            self.prepare()
-        values, keys, _ = self.residual.start(embedding)
+        parameters, versions = self.parameters_now()
+        if versions != self.versions:
+            self.reads.clear()
+            self.parameters, self.versions = parameters, versions
         self.embedding = embedding
-        for places, sources in ((self.values, values), (self.keys, keys)):
-            for source in sources:
-                places[0].copy_(source)
-        return ()
+        projection = self.residual.embedding_key
+        return self.write((), EMBEDDING, embedding, None if projection is None else projection(embedding))
 
     def read(self, state: tuple[()], site: int) -> tuple[Float[Tensor, "*token width"], ...]:
         if site == 0:
             return (self.embedding,)
         read = self.sites[site]
-        if read._forward_hooks or read._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
-            # Whoever hooks a read may change what it is given, and keep it.
+        if watched(read):  # who hooks a read may change what it is given, and keep it
             return read(*self.visible(site, torch.clone))
+        if site not in self.reads:
+            self.reads[site] = read.prepared(*self.visible(site))
         return read.feed(self.reads[site]())
 
     def write(
@@ -96,10 +104,12 @@ class InPlace(Depth[tuple[()]]):
         return state
 
 
-def place_like(source: Tensor) -> Tensor:
-    return torch.empty_like(source, memory_format=torch.contiguous_format)
+def place(like: Float[Tensor, "*token width"], coordinates: int) -> Tensor:
+    return like.new_empty((*like.shape[:-1], coordinates))
 
 
-def versions(parameters: Sequence[Tensor]) -> list[int]:
-    """What changes whenever one of them does."""
-    return [one._version for one in parameters]  # pyright: ignore[reportPrivateUsage]
+def watched(read: nn.Module) -> bool:
+    """Whether calling the read is more than its own forward: it has hooks, or a forward that somebody has put there."""
+    own: dict[str, Any] = vars(read)
+    everywhere = bool(hooked_everywhere())  # pyright: ignore[reportUnknownArgumentType]
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"]) or "forward" in own or everywhere
