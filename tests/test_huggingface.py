@@ -1,14 +1,13 @@
 """The model behind Hugging Face's interface is the model: same weights, same logits, same training."""
 
-import gc
 import json
 
-import accelerate
 import networks
 import pytest
 import torch
 import training
 import transformers
+from hugging import NEW, SUBSET, SYSTEMS, generated, wrapped
 from torch.testing import assert_close
 from torch.utils.data import Dataset as TorchDataset
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache, Trainer, TrainingArguments
@@ -17,9 +16,8 @@ from depthroute import runs
 from depthroute.data.batches import Batches
 from depthroute.data.shards import Dataset
 from depthroute.errors import ArgumentError, ConfigError, RunError
-from depthroute.interop.huggingface import CACHE, PLACES, DepthRouteConfig, DepthRouteForCausalLM, TheirCache
+from depthroute.interop.huggingface import CACHE, DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.model.transformer import Transformer
-from depthroute.residuals.attnres.in_place import InPlace
 from depthroute.train import optim
 from depthroute.train.schedule import factor
 from depthroute.train.start import build_model
@@ -29,18 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-SUBSET = networks.attnres({"blocks": 4}, {"subset": {"rank": 3, "seed": 5}}, "qk_v", gain=True)
-SYSTEMS = {
-    "additive": networks.ADDITIVE,
-    "subset, tied": SUBSET,
-    "projected": networks.attnres("full", {"projected": 3}, "q_k_v"),
-}
-NEW = 6
-
-
-def wrapped(residual=SUBSET, **changes):
-    """A model in fp64 behind the interface."""
-    return DepthRouteForCausalLM.of(networks.moved(residual, **changes)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +38,6 @@ def model():
 def quiet():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-
-
-def generated(model, tokens, mask=None, **options):
-    """The new tokens."""
-    found = model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens) if mask is None else mask,
-        max_new_tokens=NEW,
-        pad_token_id=0,
-        **({"do_sample": False} | options),
-    )
-    return found[:, tokens.shape[1] :]
 
 
 @pytest.fixture(scope="module")
@@ -128,38 +102,6 @@ def test_a_config_that_is_none_is_an_error():
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=str)
 def test_greedy_generation_is_the_uncached_forward_token_by_token(model, greedy, options):
     assert torch.equal(generated(model, networks.tokens(), **options), greedy)
-
-
-@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}], ids=str)
-@pytest.mark.parametrize("residual", SYSTEMS.values(), ids=SYSTEMS)
-def test_generated_tokens_are_read_in_place_and_the_places_go_with_the_cache(monkeypatch, residual, options):
-    model, passes = wrapped(residual), []
-    depth = TheirCache.depth
-
-    def noting(cache, residual, embedding):
-        passes.append((embedding.shape[1], depth(cache, residual, embedding), len(PLACES)))
-        return passes[-1][1]
-
-    monkeypatch.setattr(TheirCache, "depth", noting)
-    before = len(PLACES)
-    generated(model, networks.tokens(), **options)
-    attnres = residual is not networks.ADDITIVE
-    assert [isinstance(found, InPlace) for _, found, _ in passes] == [False] + (NEW - 1) * [attnres]
-    assert len({id(found) for tokens, found, _ in passes if tokens == 1}) == 1  # the same places for every token
-    assert passes[-1][2] == before + 1
-    passes.clear()
-    gc.collect()
-    assert len(PLACES) == before
-
-
-@pytest.mark.parametrize("residual", SYSTEMS.values(), ids=SYSTEMS)
-def test_weights_that_are_brought_when_they_are_needed_generate_the_same(residual):
-    tokens = networks.tokens()
-    expected = generated(wrapped(residual), tokens)
-    model = wrapped(residual)
-    accelerate.cpu_offload(model, execution_device="cpu")
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    assert torch.equal(generated(model, tokens), expected)
 
 
 @pytest.mark.parametrize(

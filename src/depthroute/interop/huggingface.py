@@ -9,7 +9,6 @@ nothing unknown is: a forward that swallows the cache under its other name gener
 """
 
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -22,7 +21,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from depthroute.errors import ArgumentError, ConfigError, RunError
 from depthroute.model.cache import Cache
 from depthroute.model.transformer import ModelConfig, Transformer
-from depthroute.residuals import Depth
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """What the installed transformers calls the cache in a model's output."""
@@ -77,10 +75,6 @@ class DepthRouteConfig(PretrainedConfig):
         return self.parsed.head_width
 
 
-PLACES: "WeakKeyDictionary[transformers.Cache, dict[Any, Depth[Any]]]" = WeakKeyDictionary()
-"""Beside every cache, what the tokens in it were read with. A copy of a cache has none."""
-
-
 @final
 class TheirCache(Cache):
     """A cache of transformers, as the Transformer asks for one. `slots` are the places of this pass's tokens in it."""
@@ -89,8 +83,8 @@ class TheirCache(Cache):
         self.kept, self.slots = kept, slots
 
     @property
-    def places(self) -> dict[Any, Depth[Any]]:
-        return PLACES.setdefault(self.kept, {})
+    def owner(self) -> object:
+        return self.kept
 
     @property
     def length(self) -> int:

@@ -8,6 +8,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from depthroute.errors import ArgumentError, lacks_memory
 from depthroute.residuals import Depth, Residual
+
+PLACES: WeakKeyDictionary[object, dict[Any, Depth[Any]]] = WeakKeyDictionary()
+"""Beside a cache, what its tokens are read with. A copy of a cache makes its own: addresses are no one else's."""
 
 
 class Cache(ABC):
@@ -32,9 +36,9 @@ class Cache(ABC):
         """Keep the layer's new keys and values; all of its keys and values, in the order of the tokens."""
 
     @property
-    @abstractmethod
-    def places(self) -> dict[Any, Depth[Any]]:
-        """What passes leave behind for the reads of later ones. It lasts as long as the cached tokens."""
+    def owner(self) -> object:
+        """Whatever lives as long as the cached tokens: what passes leave behind for later reads goes with it."""
+        return self
 
     def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
         """Who reads from depth in this pass: the residual, or its reads in place.
@@ -44,10 +48,11 @@ class Cache(ABC):
         if embedding.shape[1] > 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return residual
         like = (residual, embedding.shape, embedding.dtype, embedding.device, torch.is_inference_mode_enabled())
-        if like not in self.places:
-            self.places.clear()
-            self.places[like] = residual.in_place(embedding)
-        return self.places[like]
+        places = PLACES.setdefault(self.owner, {})
+        if like not in places:
+            places.clear()
+            places[like] = residual.in_place(embedding)
+        return places[like]
 
 
 @final
@@ -60,7 +65,6 @@ class KeyValueCache(Cache):
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers, self.capacity, self._length = layers, capacity, 0
         self._kept: list[tuple[Tensor, Tensor]] = []
-        self._places: dict[Any, Depth[Any]] = {}
 
     @property
     def length(self) -> int:
@@ -91,14 +95,6 @@ class KeyValueCache(Cache):
             if not lacks_memory(error):
                 raise
             raise ArgumentError(f"cache: no memory for {self.capacity} tokens; make it smaller") from None
-
-    @property
-    def places(self) -> dict[Any, Depth[Any]]:
-        return self._places
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy makes its own places: addresses are no one else's."""
-        return {**vars(self), "_places": {}}
 
     def cut(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
