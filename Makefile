@@ -22,7 +22,7 @@ test-old-transformers: install-dev
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps --upgrade --target $(VENV)/old \
 		transformers==4.56.0 tokenizers==0.22.2 huggingface-hub==0.36.2 datasets==4.4.1
 	PYTHONPATH=$(CURDIR)/$(VENV)/old $(BIN)/python -m pytest \
-		tests/test_huggingface.py tests/test_export.py tests/test_generate.py
+		tests/test_huggingface.py tests/test_huggingface_in_place.py tests/test_export.py tests/test_generate.py
 
 check: install-dev
 	$(BIN)/ruff check
