@@ -24,17 +24,20 @@ def test_generated_tokens_are_read_in_place_and_the_places_go_with_the_cache(mon
         return passes[-1][1]
 
     monkeypatch.setattr(TheirCache, "depth", noting)
+    gc.collect()
     before = len(PLACES)
     generated(model, networks.tokens(), **options)
     attnres = residual is not networks.ADDITIVE
     assert [isinstance(found, InPlace) for _, found, _ in passes] == [False] + (NEW - 1) * [attnres]
     assert len({id(found) for tokens, found, _ in passes if tokens == 1}) == 1  # the same places for every token
     assert passes[-1][2] == before + 1
+    del model  # transformers 4 keeps a static cache there
     passes.clear()
     gc.collect()
     assert len(PLACES) == before
 
 
+@pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids`:UserWarning")  # of transformers 4
 @pytest.mark.parametrize("residual", SYSTEMS.values(), ids=SYSTEMS)
 def test_weights_that_are_brought_when_they_are_needed_generate_the_same(residual):
     tokens = networks.tokens()
