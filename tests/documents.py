@@ -64,6 +64,7 @@ def kind(text: str) -> str:
 
 
 def commands(text: str, program: str) -> list[str]:
-    """The lines of a shell block, or a yaml block's tail, that call the program, without their comments."""
+    """The lines of a shell block, or a yaml block's tail, that call the program last, without prompts and comments."""
     joined = text.replace("\\\n", " ")
-    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.split(" ")[0] == program]
+    lines = [line.removeprefix("$ ").split("  #")[0].strip() for line in joined.splitlines()]
+    return [line for line in lines if line.split(" | ")[-1].split(" ")[0] == program]

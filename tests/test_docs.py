@@ -34,10 +34,14 @@ def test_every_block_of_a_page_does_what_it_says(page: Path, tmp_path: Path, mon
         elif block.kind == "yaml":
             check_yaml(block)
         elif block.kind in SHELLS:
-            for line in commands(block.text, "depthroute"):
-                parse(shlex.split(line)[1:])
+            lines = commands(block.text, "depthroute")
+            assert len(lines) == block.text.count("depthroute "), f"{page.name}: not all is checked:\n{block.text}"
+            for line in lines:
+                *before, last = line.split(" | ")
+                parse(shlex.split(last)[1:])
                 if block.run:
-                    done = subprocess.run([sys.executable, "-m", *shlex.split(line)], capture_output=True, text=True)
+                    whole = " | ".join([*before, f"{sys.executable} -m {last}"])
+                    done = subprocess.run(whole, shell=True, capture_output=True, text=True)
                     assert done.returncode == 0, f"{page.name}: {line}\n{done.stderr}"
 
 

@@ -8,7 +8,6 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -17,8 +16,16 @@ from torch import Tensor
 from depthroute.errors import ArgumentError, lacks_memory
 from depthroute.residuals import Depth, Residual
 
-PLACES: WeakKeyDictionary[object, dict[Any, Depth[Any]]] = WeakKeyDictionary()
-"""Beside a cache, what its tokens are read with. A copy of a cache makes its own: addresses are no one else's."""
+
+@final
+class Places(dict[Any, Depth[Any]]):
+    """What the tokens of a cache are read with. A copy of the cache makes its own: addresses are no one else's."""
+
+    def __deepcopy__(self, memo: Any) -> "Places":
+        return Places()
+
+    def __reduce__(self) -> tuple[type["Places"], tuple[()]]:
+        return Places, ()
 
 
 class Cache(ABC):
@@ -37,7 +44,7 @@ class Cache(ABC):
 
     @property
     def owner(self) -> object:
-        """Whatever lives as long as the cached tokens: what passes leave behind for later reads goes with it."""
+        """Whatever lives as long as the cached tokens: it keeps what passes leave behind for later reads."""
         return self
 
     def depth(self, residual: Residual[Any], embedding: Float[Tensor, "batch token width"]) -> Depth[Any]:
@@ -48,7 +55,7 @@ class Cache(ABC):
         if embedding.shape[1] > 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return residual
         like = (residual, embedding.shape, embedding.dtype, embedding.device, torch.is_inference_mode_enabled())
-        places = PLACES.setdefault(self.owner, {})
+        places = vars(self.owner).setdefault("_places", Places())
         if like not in places:
             places.clear()
             places[like] = residual.in_place(embedding)

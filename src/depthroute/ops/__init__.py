@@ -27,7 +27,7 @@ from torch import Tensor
 from depthroute.errors import ArgumentError
 from depthroute.ops import compiled, fast_attnres, fla, liger, native, reference, triton
 from depthroute.ops.building import compiler
-from depthroute.ops.checks import check_attend, check_merge
+from depthroute.ops.checks import check_attend, check_merge, check_output, check_source
 from depthroute.ops.reference import emitted
 from depthroute.ops.result import Attended
 from depthroute.schema import nearest
@@ -168,20 +168,26 @@ def prepared_write(
     eps: float,
     impl: str = "auto",
 ) -> Callable[[Float[Tensor, "*token width"], Float[Tensor, "*token rank"] | None], None]:
-    """Of this very source, whose tensors are contiguous: it becomes, or without `opens` grows by, an output (y, u).
+    """Of this very source: it becomes, or without `opens` grows by, an output (y, u).
 
         v = y,   k = RMSNorm(u)        or        v += y,   k += RMSNorm(u)
 
     For inference: there are no gradients. The sum of squares of u is `native`'s own: it agrees to rounding.
+
+    Raises:
+        ArgumentError: tensors of the source that are not contiguous or do not go together; later, outputs of another
+            shape or device.
     """
+    check_source(value, key)
     if resolve(impl, value.device) == "native":
         return native.PreparedWrite(value, key, opens, eps)
     put = Tensor.copy_ if opens else Tensor.add_
 
     def write(output: Tensor, rows: Tensor | None) -> None:
-        put(value, output)
+        check_output(output, value)
+        put(value, output.to(value.dtype))
         if key is not None:
-            assert rows is not None, "a source with a key needs key rows"
+            rows = check_output(rows, key)
             put(key, emitted(rows.to(key.dtype), eps))
 
     return write

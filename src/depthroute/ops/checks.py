@@ -151,3 +151,22 @@ def installed(impl: str, module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ArgumentError(f"impl '{impl}': {module} cannot be imported ({error}); pip install {package}") from None
+
+
+def check_source(value: Tensor, key: Tensor | None) -> None:
+    for name, tensor in (("value", value), ("key", key)):
+        if tensor is not None and not tensor.is_contiguous():
+            raise ArgumentError(f"{name}: must be contiguous to be written to; call .contiguous() on it first")
+    if key is not None and (key.shape[:-1], key.dtype, key.device) != (value.shape[:-1], value.dtype, value.device):
+        both = f"{list(key.shape)} {key.dtype} on {key.device}, {list(value.shape)} {value.dtype} on {value.device}"
+        raise ArgumentError(f"key: does not lie beside the value ({both})")
+
+
+def check_output(output: Tensor | None, source: Tensor) -> Tensor:
+    """The output, if it has the source's shape and device."""
+    if output is None:
+        raise ArgumentError("key: the source has one; give its key rows with every output")
+    if output.shape != source.shape or output.is_cpu != source.is_cpu:
+        there = f"{list(source.shape)} on {source.device}"
+        raise ArgumentError(f"output: {list(output.shape)} on {output.device} does not fit the source's {there}")
+    return output

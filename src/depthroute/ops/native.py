@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from depthroute.errors import ArgumentError
 from depthroute.ops import reference
 from depthroute.ops.building import library
+from depthroute.ops.checks import check_output
 from depthroute.ops.reference import compute_dtype
 from depthroute.ops.result import Attended
 
@@ -109,6 +110,7 @@ class PreparedWrite:
     def __init__(
         self, value: Float[Tensor, "*token width"], key: Float[Tensor, "*token rank"] | None, opens: bool, eps: float
     ) -> None:
+        check_readable(value)
         self.value, self.key, self.eps, self.kernel = value, key, eps, kernel("write", value.dtype)
         width, rank = value.shape[-1], 0 if key is None else key.shape[-1]
         strides_and_places = [width, rank, value.data_ptr(), address(key), 0, 0]
@@ -118,22 +120,27 @@ class PreparedWrite:
     def __call__(self, value: Float[Tensor, "*token width"], rows: Float[Tensor, "*token rank"] | None) -> None:
         numbers = self.numbers
         value = fitting(value, self.value)
-        numbers[OUTPUT_STRIDE], numbers[OUTPUT] = stride(value), value.data_ptr()
+        numbers[OUTPUT_STRIDE], numbers[OUTPUT] = stride(value), place(value)
         if self.key is not None:
-            assert rows is not None, "a source with a key needs key rows"
             rows = fitting(rows, self.key)
-            numbers[OUTPUT_STRIDE + 1], numbers[OUTPUT + 1] = stride(rows), rows.data_ptr()
+            numbers[OUTPUT_STRIDE + 1], numbers[OUTPUT + 1] = stride(rows), place(rows)
         self.kernel(self.address, self.eps)
 
 
-def fitting(output: Tensor, source: Tensor) -> Tensor:
+def fitting(output: Tensor | None, source: Tensor) -> Tensor:
     """The output as rows that can be written to the source."""
-    if output.shape != source.shape or not output.is_cpu:
-        there = f"{list(source.shape)} on {source.device}"
-        raise ArgumentError(f"output: {list(output.shape)} on {output.device} does not fit the source's {there}")
+    output = check_output(output, source)
     if output.dtype != source.dtype:
         output = output.to(source.dtype)
     return output if output.is_contiguous() else rows(output)
+
+
+def check_readable(value: Tensor) -> None:
+    if value.device.type != "cpu":
+        raise ArgumentError(f"impl: 'native' reads on a CPU, and the values are on {value.device}; choose another")
+    if value.dtype not in NAMES:
+        readable = ", ".join(str(name) for name in NAMES)
+        raise ArgumentError(f"impl: 'native' reads {readable}; the values are {value.dtype}; choose another")
 
 
 def scoring(
@@ -143,11 +150,7 @@ def scoring(
     value: Float[Tensor, "*token width"],
 ) -> tuple[Float[Tensor, "query rank"], Float[Tensor, " source"] | None]:
     """Queries times gain, and the prior, as the kernel takes them. ArgumentError for values that it cannot read."""
-    if value.device.type != "cpu":
-        raise ArgumentError(f"impl: 'native' reads on a CPU, and the values are on {value.device}; choose another")
-    if value.dtype not in NAMES:
-        readable = ", ".join(str(name) for name in NAMES)
-        raise ArgumentError(f"impl: 'native' reads {readable}; the values are {value.dtype}; choose another")
+    check_readable(value)
     dtype = compute_dtype(value)
     # Nothing here is autocast: no product of matrices among it.
     query = queries.to(dtype) if gain is None else queries.to(dtype) * gain.to(dtype)
@@ -226,10 +229,10 @@ def described(
     # Without keys, the last coordinates of the values are scored.
     skipped = 0 if keys else (width - rank) * values[0].itemsize
     threads = max(1, min(torch.get_num_threads(), token))
-    strides, places = [stride(value) for value in values], [value.data_ptr() for value in values]
+    strides, places = [stride(value) for value in values], [place(value) for value in values]
     key_strides, key_places = strides, [place + skipped for place in places]
     if keys:
-        key_strides, key_places = [stride(key) for key in keys], [key.data_ptr() for key in keys]
+        key_strides, key_places = [stride(key) for key in keys], [place(key) for key in keys]
     numbers = array("q", [token, width, rank, count, query, threads, *key_strides, *strides])
     numbers.extend([*map(address, inputs), *key_places, *places, *map(address, others)])
     return numbers
@@ -239,6 +242,14 @@ def described(
 def kernel(name: str, dtype: torch.dtype) -> Callable[[int, float], None]:
     found = getattr(library(), f"{name}_{NAMES[dtype]}")
     found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_double), None
+    return found
+
+
+def place(source: Tensor) -> int:
+    """The address of a source: some kinds of tensors have none, and say 0."""
+    found = source.data_ptr()
+    if not found and source.numel():
+        raise ArgumentError(f"impl: 'native' reads memory, and a {type(source).__name__} has none; choose another")
     return found
 
 

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import NonNegativeFloat, model_validator
 from torch import Tensor, nn
 
-from depthroute.errors import ConfigError
+from depthroute.errors import ArgumentError, ConfigError
 from depthroute.ops import Attended, attend, emitted
 from depthroute.residuals import Depth, Labels, ReadBytes, ReadFlops, Reading, Residual, ResidualConfig
 from depthroute.residuals.attnres import cost
@@ -179,7 +179,7 @@ class AttentionResidual(Residual[State]):
     ) -> tuple[Tensor, ...]:
         """The key beside an output: RMSNorm(u) of a projection's key rows u, its chosen coordinates, or none."""
         if self.coordinates is not None:
-            return (value.index_select(-1, self.coordinates),)
+            return (chosen(value, self.coordinates),)
         return () if rows is None else (emitted(rows.to(value.dtype), self.config.eps),)
 
     def flops(self) -> ReadFlops:
@@ -215,6 +215,14 @@ class AttentionResidual(Residual[State]):
         if self.coordinates is not None:  # a model built on the meta device has lost them
             drawn = self.config.keys.coordinates(self.width)
             self.coordinates = cast(Tensor, drawn).to(self.coordinates.device)
+
+
+def chosen(value: Float[Tensor, "*token width"], coordinates: Int[Tensor, " rank"]) -> Float[Tensor, "*token rank"]:
+    if coordinates.is_meta and not value.is_meta:  # torch would read memory that nobody has written
+        raise ArgumentError(
+            "coordinates: hold no numbers; keep a model's buffers where it computes (offload_buffers=False)"
+        )
+    return value.index_select(-1, coordinates)
 
 
 def with_output(sources: tuple[Tensor, ...], output: tuple[Tensor, ...], opens: bool) -> tuple[Tensor, ...]:

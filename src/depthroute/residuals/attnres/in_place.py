@@ -9,7 +9,7 @@ Of one token, a read is a few microseconds of arithmetic. What takes long is to 
 
 import functools
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 
 from depthroute.ops import prepared_write
 from depthroute.residuals import Depth, attnres
+from depthroute.residuals.attnres.routes import Read
 
 EMBEDDING = -1
 """In place of the site whose sublayer gave the output."""
@@ -29,7 +30,7 @@ EMBEDDING = -1
 class InPlace(Depth[tuple[()]]):
     """The residual's reads and writes. The state is here, not in what it returns; what it feeds is new.
 
-    They are the residual's own to the bit, but for emitted keys, whose norm `native` sums in another order.
+    They are the ordinary direct ones to the bit, but for emitted keys, whose norm `native` sums in another order.
     """
 
     def __init__(self, residual: "attnres.AttentionResidual", embedding: Float[Tensor, "*token width"]) -> None:
@@ -39,32 +40,38 @@ class InPlace(Depth[tuple[()]]):
         keyed = residual.embedding_key is not None or residual.coordinates is not None
         self.values = [place(embedding, residual.width) for _ in layout.counts[-1]]
         self.keys = [place(embedding, residual.rank) for _ in layout.counts[-1] if keyed]
-        self.sites = {site: residual.at(site) for site in range(1, len(layout.counts))}
-        self.writes = {site: self.writer(site) for site in range(EMBEDDING, len(self.sites))}
+        self.writes = {site: self.writer(site) for site in range(EMBEDDING, len(layout.counts) - 1)}
         self.reads: dict[int, Callable[[], Tensor]] = {}
-        self.parameters, self.versions = self.parameters_now()
+        self.sites: dict[int, Read] = {}
+        self.parameters: list[nn.Parameter] = []
+        self.versions: list[tuple[int, ...]] = []
 
-    def parameters_now(self) -> tuple[list[nn.Parameter], list[tuple[int, int]]]:
-        """Those of the reads, and what is different as soon as one is another or has changed."""
-        every = (read._parameters.values() for read in self.sites.values())  # pyright: ignore[reportPrivateUsage]
+    def look(self) -> None:
+        """Forget the prepared reads if a read or a parameter of one is another than before, or has changed.
+
+        As torch counts changes: not those of parameters made in inference mode, nor those that `.data` hides.
+        """
+        sites = list(self.residual.reads.values())
+        every = (read._parameters.values() for read in sites)  # pyright: ignore[reportPrivateUsage]
         found = [one for some in every for one in some if one is not None]
-        # Those made in inference mode do not count their changes.
-        versions = [0 if one.is_inference() else one._version for one in found]  # pyright: ignore[reportPrivateUsage]
-        return found, list(zip(map(id, found), versions, strict=True))
+        versions = [*((id(read),) for read in sites), *map(version, found)]
+        if versions != self.versions:
+            self.reads.clear()
+            self.sites = dict(enumerate(cast("list[Read]", sites), start=1))
+            self.parameters, self.versions = found, versions
 
     def writer(self, site: int) -> Callable[[Tensor, Tensor | None], None]:
         residual, newest = self.residual, self.newest[site + 1]
         opens = site == EMBEDDING or site in residual.opens
         to = functools.partial(prepared_write, opens=opens, eps=residual.config.eps, impl=residual.impl)
-        coordinates = residual.coordinates
-        if coordinates is None:
+        if residual.coordinates is None:
             return to(self.values[newest], self.keys[newest] if self.keys else None)
         # What is chosen from an output is written like a value.
         write, choose = (to(places[newest], None) for places in (self.values, self.keys))
 
         def write_both(value: Tensor, _: Tensor | None) -> None:
             write(value, None)
-            choose(value.index_select(-1, coordinates), None)
+            choose(attnres.chosen(value, cast(Tensor, residual.coordinates)), None)
 
         return write_both
 
@@ -75,10 +82,7 @@ class InPlace(Depth[tuple[()]]):
         return self.residual.visible(attnres.State(values, keys), site)
 
     def start(self, embedding: Float[Tensor, "*token width"]) -> tuple[()]:
-        parameters, versions = self.parameters_now()
-        if versions != self.versions:
-            self.reads.clear()
-            self.parameters, self.versions = parameters, versions
+        self.look()
         self.embedding = embedding
         projection = self.residual.embedding_key
         return self.write((), EMBEDDING, embedding, None if projection is None else projection(embedding))
@@ -108,8 +112,13 @@ def place(like: Float[Tensor, "*token width"], coordinates: int) -> Tensor:
     return like.new_empty((*like.shape[:-1], coordinates))
 
 
+def version(one: nn.Parameter) -> tuple[int, ...]:
+    counted = 0 if one.is_inference() else one._version  # pyright: ignore[reportPrivateUsage]
+    return id(one), one.data_ptr(), counted
+
+
 def watched(read: nn.Module) -> bool:
-    """Whether calling the read is more than its own forward: it has hooks, or a forward that somebody has put there."""
+    """Whether calling the read may be more than its forward: it has hooks, or modules, such as parametrisations."""
     own: dict[str, Any] = vars(read)
     everywhere = bool(hooked_everywhere())  # pyright: ignore[reportUnknownArgumentType]
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"]) or "forward" in own or everywhere
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_modules"]) or "forward" in own or everywhere

@@ -1,0 +1,159 @@
+"""Whatever is changed, replaced or wrapped while tokens are generated, the next token is read with it."""
+
+import gc
+import weakref
+
+import networks
+import pytest
+import torch
+from networks import attnres
+from torch.testing._internal.two_tensor import TwoTensor
+
+from depthroute import ops
+from depthroute.errors import ArgumentError
+from depthroute.model.cache import KeyValueCache
+
+SUBSET = attnres({"blocks": 4}, {"subset": {"rank": 3, "seed": 5}}, "qk_v", gain=True)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, like):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full_like(like, 1.5))
+
+    def forward(self, x):
+        return self.factor * x
+
+
+class Around(torch.nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, *given):
+        return tuple(2 * one for one in self.read(*given))
+
+
+def other_coordinates(model):
+    model.residual.coordinates = (model.residual.coordinates + 1) % networks.WIDTH
+
+
+def other_data(model):
+    for read in model.residual.reads.values():
+        for parameter in read.parameters():
+            parameter.data = 2 * parameter.data
+
+
+def through_half(model):
+    model.bfloat16().double()
+
+
+def wrapped(model):
+    model.residual.reads["3"] = Around(model.residual.reads["3"])
+
+
+def another_read(model):
+    model.residual.reads["3"] = networks.moved(SUBSET, seed=4).residual.reads["3"]
+
+
+def parametrised(model):
+    for read in model.residual.reads.values():
+        for name, parameter in list(read.named_parameters(recurse=False)):
+            torch.nn.utils.parametrize.register_parametrization(read, name, Scaled(parameter.detach()))
+
+
+def parametrisation(model):
+    with torch.no_grad():
+        for read in model.residual.reads.values():
+            for parameter in read.parameters():
+                parameter.mul_(-1.5)
+
+
+def found(mode, changes):
+    model, cache, logits = networks.moved(SUBSET), KeyValueCache(networks.LAYERS, 5), []
+    for number, token in enumerate(networks.tokens().split(1, dim=1)):
+        with mode():
+            logits.append(model(token, cache=cache).detach())
+        if number < len(changes):
+            changes[number](model)
+    return torch.cat(logits, dim=1)
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [other_coordinates],
+        [other_data],
+        [through_half],
+        [wrapped],
+        [another_read],
+        [another_read, wrapped],
+        [parametrised],
+        [parametrised, parametrisation],
+    ],
+    ids=lambda changes: " then ".join(change.__name__ for change in changes),
+)
+def test_the_next_token_is_read_with_what_has_changed(changes):
+    expected = found(torch.enable_grad, changes)
+    assert not torch.equal(expected, found(torch.enable_grad, []))
+    for mode in (torch.no_grad, torch.inference_mode):
+        if mode is torch.no_grad or through_half not in changes:
+            assert torch.equal(found(mode, changes), expected)
+
+
+def test_a_cache_that_a_hook_of_its_model_holds_goes_with_them():
+    class Session:
+        def __init__(self):
+            self.model, self.cache = networks.moved(SUBSET), KeyValueCache(networks.LAYERS, 5)
+            self.model.residual.reads["2"].register_forward_hook(self.told)
+
+        def told(self, module, given, out):
+            assert self.cache is not None
+
+    session = Session()
+    with torch.no_grad():
+        session.model(networks.tokens()[:, :1], cache=session.cache)
+    cache = weakref.ref(session.cache)
+    del session
+    gc.collect()
+    assert cache() is None
+
+
+@pytest.mark.parametrize("impl", ["reference", "native"])
+def test_an_output_is_rounded_before_it_is_added(impl):
+    value, output = torch.full((1, 4), 256.0, dtype=torch.bfloat16), torch.full((1, 4), 1.0 + 2**-9)
+    expected = value + output.bfloat16()
+    ops.prepared_write(value, None, opens=False, eps=1e-6, impl=impl)(output, None)
+    assert torch.equal(value, expected)
+
+
+def test_what_has_no_memory_is_not_read_and_not_written():
+    double = TwoTensor(torch.ones(2, 4), torch.ones(2, 4))
+    with pytest.raises(ArgumentError, match="a TwoTensor has none; choose another"):
+        ops.prepared_write(torch.zeros(2, 4), None, opens=True, eps=1e-6, impl="native")(double, None)
+    with pytest.raises(ArgumentError, match="a TwoTensor has none; choose another"):
+        ops.attend(torch.ones(1, 4), None, [double], eps=1e-6, impl="native")
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize("impl", ["reference", "native"])
+def test_a_source_that_cannot_be_written_to_is_an_error(impl):
+    def prepare(value, key=None):
+        return ops.prepared_write(value, key, opens=True, eps=1e-6, impl=impl)
+
+    for value in (torch.zeros(4, 6).T, torch.zeros(4, 8)[:, :4], torch.zeros(1, 4).expand(3, 4)):
+        with pytest.raises(ArgumentError, match=r"value: must be contiguous"):
+            prepare(value)
+    for key in (torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.float64)):
+        with pytest.raises(ArgumentError, match="key: does not lie beside the value"):
+            prepare(torch.zeros(2, 4), key)
+    with pytest.raises(ArgumentError, match=r"output: \[1, 4\] on cpu does not fit"):
+        prepare(torch.zeros(2, 4))(torch.ones(1, 4), None)
+    with pytest.raises(ArgumentError, match="key: the source has one"):
+        prepare(torch.zeros(2, 4), torch.zeros(2, 2))(torch.ones(2, 4), None)
+
+
+def test_native_says_where_and_what_it_can_write():
+    with pytest.raises(ArgumentError, match="'native' reads on a CPU, and the values are on meta"):
+        ops.prepared_write(torch.zeros(2, 4, device="meta"), None, opens=True, eps=1e-6, impl="native")
