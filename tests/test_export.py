@@ -1,10 +1,7 @@
 """A run as a Hugging Face directory, and back."""
 
-import json
-import re
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +16,6 @@ from depthroute.interop.export import to_hf
 from depthroute.study import seal
 from depthroute.train.trained import load
 
-DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -135,11 +131,3 @@ def test_without_transformers_one_line_says_what_to_install(folder, capsys, monk
         monkeypatch.delitem(sys.modules, name)
     line = refusal(capsys, "export", folder / "run", "--to", "hf", tmp_path / "hf")
     assert line == "error: Hugging Face models need transformers: pip install 'depthroute[hf]'\n"
-
-
-def test_the_page_on_using_a_model_is_true(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "using-a-trained-model.md").read_text(), re.DOTALL):
-        exec(block, names)
-    assert json.loads(Path("small-hf/config.json").read_text())["model_type"] == "depthroute"
