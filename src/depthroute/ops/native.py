@@ -35,6 +35,9 @@ NAMES = {
 # Where the mixtures' address is among the numbers of a forward read, which end with mixed, lse, logits and scales.
 MIXED = -4
 
+# For how many reads of one token memory is asked for at once, and divided into rows.
+AHEAD = 4
+
 # Of a write, where the stride and the address of the value are, each before that of the key rows.
 OUTPUT_STRIDE, OUTPUT = 4, 8
 
@@ -92,13 +95,18 @@ class PreparedRead:
         query, priors = scoring(queries, gain, prior, values[0])
         inputs, out = (query, priors, None, None), like_outputs(len(values), query, sources)
         self.eps, self.mixed = eps, out[0]
+        self.fresh: list[tuple[Tensor, ...]] = []
         self.kernel, self.numbers = kernel("attend", values[0].dtype), described(len(values), inputs, sources, *out)
         self.address, _ = self.numbers.buffer_info()
         self.alive = (inputs, sources, out)  # as long as their addresses are in use
 
-    def __call__(self) -> Float[Tensor, "query *token width"]:
-        mixed = torch.empty_like(self.mixed)
-        self.numbers[MIXED] = mixed.data_ptr()
+    def __call__(self) -> tuple[Float[Tensor, "*token width"], ...]:
+        if not self.fresh:
+            query = len(self.mixed)
+            room = self.mixed.new_empty((AHEAD * query, *self.mixed.shape[1:])).unbind(0)
+            self.fresh = [room[first : first + query] for first in range(0, len(room), query)]
+        mixed = self.fresh.pop()
+        self.numbers[MIXED] = mixed[0].data_ptr()
         self.kernel(self.address, self.eps)
         return mixed
 
@@ -116,20 +124,25 @@ class PreparedWrite:
         strides_and_places = [width, rank, value.data_ptr(), address(key), 0, 0]
         self.numbers = array("q", [value.numel() // width, width, rank, opens, *strides_and_places])
         self.address, _ = self.numbers.buffer_info()
+        self.several = value.numel() > width
 
     def __call__(self, value: Float[Tensor, "*token width"], rows: Float[Tensor, "*token rank"] | None) -> None:
         numbers = self.numbers
         value = fitting(value, self.value)
-        numbers[OUTPUT_STRIDE], numbers[OUTPUT] = stride(value), place(value)
+        numbers[OUTPUT] = value.data_ptr() or place(value)
         if self.key is not None:
             rows = fitting(rows, self.key)
-            numbers[OUTPUT_STRIDE + 1], numbers[OUTPUT + 1] = stride(rows), place(rows)
+            numbers[OUTPUT + 1] = rows.data_ptr() or place(rows)
+        if self.several:  # one row lies as far from the next as it likes
+            numbers[OUTPUT_STRIDE] = stride(value)
+            numbers[OUTPUT_STRIDE + 1] = 0 if rows is None else stride(rows)
         self.kernel(self.address, self.eps)
 
 
 def fitting(output: Tensor | None, source: Tensor) -> Tensor:
     """The output as rows that can be written to the source."""
-    output = check_output(output, source)
+    if output is None or output.shape != source.shape or not output.is_cpu:
+        output = check_output(output, source)
     if output.dtype != source.dtype:
         output = output.to(source.dtype)
     return output if output.is_contiguous() else rows(output)

@@ -8,7 +8,7 @@ Of one token, a read is a few microseconds of arithmetic. What takes long is to 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast, final
 
 import torch
@@ -41,13 +41,14 @@ class InPlace(Depth[tuple[()]]):
         self.values = [place(embedding, residual.width) for _ in layout.counts[-1]]
         self.keys = [place(embedding, residual.rank) for _ in layout.counts[-1] if keyed]
         self.writes = {site: self.writer(site) for site in range(EMBEDDING, len(layout.counts) - 1)}
-        self.reads: dict[int, Callable[[], Tensor]] = {}
+        self.reads: dict[int, Callable[[], Sequence[Tensor]]] = {}
         self.sites: dict[int, Read] = {}
+        self.watched: set[int] = set()
         self.parameters: list[nn.Parameter] = []
         self.versions: list[tuple[int, ...]] = []
 
     def look(self) -> None:
-        """Forget the prepared reads if a read or a parameter of one is another than before, or has changed.
+        """Note which reads are watched, and forget prepared ones if a read or parameter is another, or has changed.
 
         As torch counts changes: not those of parameters made in inference mode, nor those that `.data` hides.
         """
@@ -55,6 +56,8 @@ class InPlace(Depth[tuple[()]]):
         every = (read._parameters.values() for read in sites)  # pyright: ignore[reportPrivateUsage]
         found = [one for some in every for one in some if one is not None]
         versions = [*((id(read),) for read in sites), *map(version, found)]
+        everywhere = bool(hooked_everywhere())  # pyright: ignore[reportUnknownArgumentType]
+        self.watched = {site for site, read in enumerate(sites, start=1) if everywhere or watched(read)}
         if versions != self.versions:
             self.reads.clear()
             self.sites = dict(enumerate(cast("list[Read]", sites), start=1))
@@ -91,11 +94,11 @@ class InPlace(Depth[tuple[()]]):
         if site == 0:
             return (self.embedding,)
         read = self.sites[site]
-        if watched(read):  # who hooks a read may change what it is given, and keep it
+        if site in self.watched:  # who hooks a read may change what it is given, and keep it
             return read(*self.visible(site, torch.clone))
         if site not in self.reads:
             self.reads[site] = read.prepared(*self.visible(site))
-        return read.feed(self.reads[site]())
+        return read.feed_each(self.reads[site]())
 
     def write(
         self,
@@ -120,5 +123,4 @@ def version(one: nn.Parameter) -> tuple[int, ...]:
 def watched(read: nn.Module) -> bool:
     """Whether calling the read may be more than its forward: it has hooks, or modules, such as parametrisations."""
     own: dict[str, Any] = vars(read)
-    everywhere = bool(hooked_everywhere())  # pyright: ignore[reportUnknownArgumentType]
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_modules"]) or "forward" in own or everywhere
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_modules"]) or "forward" in own
