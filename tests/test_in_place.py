@@ -263,7 +263,7 @@ def test_a_prepared_read_follows_what_its_sources_hold(impl, own_keys):
     reads = {"prior": [0.0, -1.0, 0.5], "eps": EPS, "gain": gain, "impl": impl}
     read = ops.prepared_read(queries, keys, values, **reads)
     for _ in range(3):
-        found = torch.stack(tuple(read()))
+        found = read()
         assert torch.equal(found, ops.attend(queries, keys, values, **reads).mixed)
         assert not found.requires_grad
         with torch.no_grad():

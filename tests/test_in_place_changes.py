@@ -69,8 +69,31 @@ def parametrisation(model):
                 parameter.mul_(-1.5)
 
 
-def found(mode, changes):
-    model, cache, logits = networks.moved(SUBSET), KeyValueCache(networks.LAYERS, 5), []
+def doubled(module, given, out):
+    return tuple(2 * one for one in out)
+
+
+def hooked(model):
+    model.residual.reads["3"].register_forward_hook(doubled)
+
+
+def unhooked(model):
+    model.residual.reads["3"]._forward_hooks.clear()
+
+
+def hooked_before(model):
+    model.residual.reads["3"].register_forward_pre_hook(lambda module, given: (given[0], given[1][::-1], *given[2:]))
+
+
+def own_forward(model):
+    read = model.residual.reads["3"]
+    whole = read.forward
+    read.forward = lambda *given: doubled(read, given, whole(*given))
+
+
+def found(mode, changes, model=None):
+    model = networks.moved(SUBSET) if model is None else model
+    cache, logits = KeyValueCache(networks.LAYERS, 5), []
     for number, token in enumerate(networks.tokens().split(1, dim=1)):
         with mode():
             logits.append(model(token, cache=cache).detach())
@@ -91,6 +114,10 @@ def found(mode, changes):
         [another_read, wrapped],
         [parametrised],
         [parametrised, parametrisation],
+        [hooked],
+        [hooked, unhooked],
+        [hooked_before],
+        [own_forward],
     ],
     ids=lambda changes: " then ".join(change.__name__ for change in changes),
 )
@@ -100,6 +127,45 @@ def test_the_next_token_is_read_with_what_has_changed(changes):
     for mode in (torch.no_grad, torch.inference_mode):
         if mode is torch.no_grad or through_half not in changes:
             assert torch.equal(found(mode, changes), expected)
+
+
+class EachAlone(torch.nn.Module):
+    def forward(self, x):
+        batch, token, width = x.shape
+        return torch.nn.functional.rms_norm(x.view(batch * token, width), (width,)).view(batch, token, width)
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", None])
+def test_a_norm_that_is_hooked_or_replaced_is_given_each_mixture_as_ever(hook):
+    def told(mode):
+        model, seen = networks.moved(SUBSET), []
+        layer = model.layers[1]
+        if hook is None:
+            layer.input_layernorm = EachAlone()
+        else:
+            getattr(layer.input_layernorm, hook)(lambda module, given, *out: seen.append(given[0].detach()))
+        return [found(mode, [], model), *seen]
+
+    expected = told(torch.enable_grad)
+    assert len(expected) == 1 + (0 if hook is None else 2 * networks.tokens().shape[1])
+    for mode in (torch.no_grad, torch.inference_mode):
+        for one, other in zip(told(mode), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_mixtures_of_one_read_are_normed_at_once(monkeypatch):
+    model, shapes, whole = networks.moved(SUBSET), [], torch.nn.RMSNorm.forward
+    norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    monkeypatch.setattr(
+        torch.nn.RMSNorm,
+        "forward",
+        lambda self, x: (shapes.append(tuple(x.shape)) if self in norms else None, whole(self, x))[1],
+    )
+    with torch.no_grad():
+        model(networks.tokens()[:, :1], cache=KeyValueCache(networks.LAYERS, 1))
+    batch, one = len(networks.tokens()), (1, networks.WIDTH)
+    later = [(2, batch, *one), (1, batch, *one)] * (networks.LAYERS - 1)
+    assert shapes == [(batch, *one), (1, batch, *one), *later]
 
 
 def test_a_cache_that_a_hook_of_its_model_holds_goes_with_them():

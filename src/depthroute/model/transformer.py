@@ -28,8 +28,9 @@ from depthroute.model.cache import Cache
 from depthroute.model.rotary import angles
 from depthroute.model.sublayers import Attention, Context, Mlp, Output
 from depthroute.ops import resolve
-from depthroute.residuals import AnyResidual, Depth, Residual
+from depthroute.residuals import AnyResidual, Depth, Fed, Residual
 from depthroute.schema import Schema
+from depthroute.watched import watched
 
 
 @final
@@ -214,8 +215,11 @@ class Transformer(nn.Module):
         for site in sites:
             mixed = depth.read(state, site)
             if observer is not None:
-                observer.read(site, state, mixed)
-            value, key = self.compute(*sublayers[site], mixed, context)
+                observer.read(site, state, tuple(mixed))
+            site_norm, sublayer = sublayers[site]
+            if isinstance(mixed, Tensor) and (type(site_norm) is not nn.RMSNorm or watched(site_norm)):
+                mixed = mixed.unbind(0)
+            value, key = self.compute(site_norm, sublayer, mixed, context)
             if observer is not None:
                 observer.wrote(site, value)
             state = depth.write(state, site, value, key)
@@ -273,9 +277,10 @@ class Transformer(nn.Module):
 GRAPHS = 32
 
 
-def part(site_norm: nn.Module, sublayer: nn.Module, mixed: tuple[Tensor, ...], context: Context) -> Output:
+def part(site_norm: nn.Module, sublayer: nn.Module, mixed: Fed, context: Context) -> Output:
     """A sublayer with its PreNorm, which every route shares."""
-    return sublayer(tuple(site_norm(one) for one in mixed), context)
+    normed = site_norm(mixed).unbind(0) if isinstance(mixed, Tensor) else tuple(site_norm(one) for one in mixed)
+    return sublayer(normed, context)
 
 
 @functools.cache

@@ -136,7 +136,7 @@ def prepared_read(
     eps: float,
     gain: Float[Tensor, " rank"] | None = None,
     impl: str = "auto",
-) -> Callable[[], Sequence[Float[Tensor, "*token width"]]]:
+) -> Callable[[], Float[Tensor, "query *token width"]]:
     """The mixtures of these very keys and values, to be read again whenever what they hold has changed.
 
     Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients, and queries and gain
@@ -150,10 +150,10 @@ def prepared_read(
         attend = torch.no_grad()(IMPLEMENTATIONS[chosen].attend)
         whole = functools.partial(attend, queries, keys, values, prior, None, eps=eps, gain=gain)
 
-        def read() -> tuple[Tensor, ...]:
-            return whole().mixed.unbind(0)
+        def read() -> Tensor:
+            return whole().mixed
 
-    def take() -> tuple[Tensor, ...]:
+    def take() -> Tensor:
         calls[chosen] += 1
         return read()
 

@@ -35,7 +35,7 @@ NAMES = {
 # Where the mixtures' address is among the numbers of a forward read, which end with mixed, lse, logits and scales.
 MIXED = -4
 
-# For how many reads of one token memory is asked for at once, and divided into rows.
+# For how many reads memory is asked for at once, and divided.
 AHEAD = 4
 
 # Of a write, where the stride and the address of the value are, each before that of the key rows.
@@ -79,6 +79,8 @@ class PreparedRead:
     For one token, to find out what lies where takes many times as long as the read itself.
     """
 
+    __slots__ = ("address", "alive", "eps", "fresh", "kernel", "mixed", "numbers")  # one object, near together
+
     def __init__(
         self,
         queries: Float[Tensor, "query rank"],
@@ -95,18 +97,16 @@ class PreparedRead:
         query, priors = scoring(queries, gain, prior, values[0])
         inputs, out = (query, priors, None, None), like_outputs(len(values), query, sources)
         self.eps, self.mixed = eps, out[0]
-        self.fresh: list[tuple[Tensor, ...]] = []
+        self.fresh: list[Tensor] = []
         self.kernel, self.numbers = kernel("attend", values[0].dtype), described(len(values), inputs, sources, *out)
         self.address, _ = self.numbers.buffer_info()
         self.alive = (inputs, sources, out)  # as long as their addresses are in use
 
-    def __call__(self) -> tuple[Float[Tensor, "*token width"], ...]:
+    def __call__(self) -> Float[Tensor, "query *token width"]:
         if not self.fresh:
-            query = len(self.mixed)
-            room = self.mixed.new_empty((AHEAD * query, *self.mixed.shape[1:])).unbind(0)
-            self.fresh = [room[first : first + query] for first in range(0, len(room), query)]
+            self.fresh.extend(self.mixed.new_empty((AHEAD, *self.mixed.shape)).unbind(0))
         mixed = self.fresh.pop()
-        self.numbers[MIXED] = mixed[0].data_ptr()
+        self.numbers[MIXED] = mixed.data_ptr()
         self.kernel(self.address, self.eps)
         return mixed
 
@@ -114,6 +114,8 @@ class PreparedRead:
 @final
 class PreparedWrite:
     """Outputs written to the same source again and again, or added to it: see `ops.prepared_write`."""
+
+    __slots__ = ("address", "eps", "kernel", "key", "numbers", "several", "value")
 
     def __init__(
         self, value: Float[Tensor, "*token width"], key: Float[Tensor, "*token rank"] | None, opens: bool, eps: float

@@ -18,6 +18,8 @@ from depthroute.errors import ConfigError
 from depthroute.schema import Schema, nearest
 
 State = TypeVar("State", bound=tuple[Any, ...])
+Fed = tuple[Float[Tensor, "*token width"], ...] | Float[Tensor, "fed *token width"]
+"""One tensor for all roles, two (query and key, value) or three (query, key, value): apart, or as rows of one."""
 
 
 class RouteFlops(NamedTuple):
@@ -85,8 +87,8 @@ class Depth(ABC, Generic[State]):
         """The state before the first sublayer."""
 
     @abstractmethod
-    def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
-        """What the site is fed: one tensor for all roles, two (query and key, value) or three (query, key, value)."""
+    def read(self, state: State, site: int) -> Fed:
+        """What the site is fed."""
 
     @abstractmethod
     def write(
@@ -108,6 +110,10 @@ class Residual(nn.Module, Depth[State], ABC):
 
     key_rank: int
     """Rows that each sublayer's output projection computes beside its value: the rank of emitted keys, 0 for none."""
+
+    @abstractmethod
+    def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
+        """What the site is fed, apart."""
 
     opens: frozenset[int]
     """The sites at which a block begins: where a model may be cut into parts that are computed again in backward."""

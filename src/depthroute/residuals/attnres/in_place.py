@@ -8,22 +8,23 @@ Of one token, a read is a few microseconds of arithmetic. What takes long is to 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    _has_any_global_hook as hooked_everywhere,  # pyright: ignore[reportPrivateUsage]
-)
 
 from depthroute.ops import prepared_write
-from depthroute.residuals import Depth, attnres
+from depthroute.residuals import Depth, Fed, attnres
 from depthroute.residuals.attnres.routes import Read
+from depthroute.watched import hooked_everywhere, watched
 
 EMBEDDING = -1
 """In place of the site whose sublayer gave the output."""
+
+TABLES = ("_forward_hooks", "_forward_pre_hooks", "_modules", "_parameters")
+"""Of a module's: who hooks it, what it holds."""
 
 
 @final
@@ -41,27 +42,38 @@ class InPlace(Depth[tuple[()]]):
         self.values = [place(embedding, residual.width) for _ in layout.counts[-1]]
         self.keys = [place(embedding, residual.rank) for _ in layout.counts[-1] if keyed]
         self.writes = {site: self.writer(site) for site in range(EMBEDDING, len(layout.counts) - 1)}
-        self.reads: dict[int, Callable[[], Sequence[Tensor]]] = {}
+        self.reads: dict[int, Callable[[], Tensor]] = {}
         self.sites: dict[int, Read] = {}
         self.watched: set[int] = set()
+        self.tables: list[dict[str, Any]] = []
         self.parameters: list[nn.Parameter] = []
-        self.versions: list[tuple[int, ...]] = []
+        self.marks: list[int] = []
 
     def look(self) -> None:
-        """Note which reads are watched, and forget prepared ones if a read or parameter is another, or has changed.
+        """Forget prepared reads, and note which are watched, if a read, its hooks or a parameter is another or changed.
 
         As torch counts changes: not those of parameters made in inference mode, nor those that `.data` hides.
         """
+        self.everywhere = hooked_everywhere()
+        if self.found() == self.marks:
+            return
+        self.reads.clear()
         sites = list(self.residual.reads.values())
-        every = (read._parameters.values() for read in sites)  # pyright: ignore[reportPrivateUsage]
-        found = [one for some in every for one in some if one is not None]
-        versions = [*((id(read),) for read in sites), *map(version, found)]
-        everywhere = bool(hooked_everywhere())  # pyright: ignore[reportUnknownArgumentType]
-        self.watched = {site for site, read in enumerate(sites, start=1) if everywhere or watched(read)}
-        if versions != self.versions:
-            self.reads.clear()
-            self.sites = dict(enumerate(cast("list[Read]", sites), start=1))
-            self.parameters, self.versions = found, versions
+        self.sites = dict(enumerate(cast("list[Read]", sites), start=1))
+        self.watched = {site for site, read in enumerate(sites, start=1) if watched(read)}
+        self.tables = [*map(vars, sites), *(vars(read)[name] for name in TABLES for read in sites)]
+        self.marks = self.found()
+
+    def found(self) -> list[int]:
+        """What differs where something has changed.
+
+        Every token fetches these things from afar: touch few, for most of a microsecond each.
+        """
+        reads, sizes = map(id, self.residual.reads.values()), map(len, self.tables)
+        tables = self.tables[-len(self.sites) :]  # the parameters
+        self.parameters = [one for table in tables for one in table.values() if one is not None]
+        ids, places = map(id, self.parameters), map(Tensor.data_ptr, self.parameters)
+        return [*reads, *sizes, *ids, *map(version, self.parameters), *places]
 
     def writer(self, site: int) -> Callable[[Tensor, Tensor | None], None]:
         residual, newest = self.residual, self.newest[site + 1]
@@ -90,15 +102,14 @@ class InPlace(Depth[tuple[()]]):
         projection = self.residual.embedding_key
         return self.write((), EMBEDDING, embedding, None if projection is None else projection(embedding))
 
-    def read(self, state: tuple[()], site: int) -> tuple[Float[Tensor, "*token width"], ...]:
+    def read(self, state: tuple[()], site: int) -> Fed:
         if site == 0:
             return (self.embedding,)
-        read = self.sites[site]
-        if site in self.watched:  # who hooks a read may change what it is given, and keep it
-            return read(*self.visible(site, torch.clone))
+        if self.everywhere or site in self.watched:  # who hooks a read may change what it is given, and keep it
+            return self.sites[site](*self.visible(site, torch.clone))
         if site not in self.reads:
-            self.reads[site] = read.prepared(*self.visible(site))
-        return read.feed_each(self.reads[site]())
+            self.reads[site] = self.sites[site].prepared(*self.visible(site))
+        return self.reads[site]()
 
     def write(
         self,
@@ -115,12 +126,5 @@ def place(like: Float[Tensor, "*token width"], coordinates: int) -> Tensor:
     return like.new_empty((*like.shape[:-1], coordinates))
 
 
-def version(one: nn.Parameter) -> tuple[int, ...]:
-    counted = 0 if one.is_inference() else one._version  # pyright: ignore[reportPrivateUsage]
-    return id(one), one.data_ptr(), counted
-
-
-def watched(read: nn.Module) -> bool:
-    """Whether calling the read may be more than its forward: it has hooks, or modules, such as parametrisations."""
-    own: dict[str, Any] = vars(read)
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_modules"]) or "forward" in own
+def version(one: nn.Parameter) -> int:
+    return 0 if one.is_inference() else one._version  # pyright: ignore[reportPrivateUsage]

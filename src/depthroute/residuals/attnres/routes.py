@@ -50,10 +50,6 @@ class Read(nn.Module, ABC):
         """The tensors that the sublayer is fed: each route's mixture."""
         return mixed.unbind(0)
 
-    def feed_each(self, mixed: Sequence[Float[Tensor, "*token width"]]) -> tuple[Float[Tensor, "*token width"], ...]:
-        """The same of mixtures that are tensors of their own."""
-        return tuple(mixed)
-
     def scoring(self) -> Float[Tensor, "query rank"]:
         """What scores a key: the queries times the gain, the only thing of the two that a logit knows."""
         queries = self.queries()
@@ -74,8 +70,8 @@ class Read(nn.Module, ABC):
         keys: Sequence[Float[Tensor, "*token rank"]] | None,
         values: Sequence[Float[Tensor, "*token width"]],
         prior: Sequence[float] | None,
-    ) -> Callable[[], Sequence[Float[Tensor, "*token width"]]]:
-        """The mixtures of these very tensors, to be fed again and again, with the queries of now."""
+    ) -> Callable[[], Float[Tensor, "fed *token width"]]:
+        """What the sublayer is fed of these very tensors, again and again, as one; with the queries of now."""
         return prepared_read(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
 
     def reset_parameters(self) -> None:
@@ -117,8 +113,14 @@ class MeanOfTwo(Read, ABC):
     def feed(self, mixed: Float[Tensor, "query *token width"]) -> tuple[Float[Tensor, "*token width"], ...]:
         return (mixed.mean(0),)
 
-    def feed_each(self, mixed: Sequence[Float[Tensor, "*token width"]]) -> tuple[Float[Tensor, "*token width"], ...]:
-        return self.feed(torch.stack(tuple(mixed)))
+    def prepared(
+        self,
+        keys: Sequence[Float[Tensor, "*token rank"]] | None,
+        values: Sequence[Float[Tensor, "*token width"]],
+        prior: Sequence[float] | None,
+    ) -> Callable[[], Float[Tensor, "fed *token width"]]:
+        read = super().prepared(keys, values, prior)
+        return lambda: read().mean(0, keepdim=True)
 
 
 @final
