@@ -98,10 +98,14 @@ def test_a_read_that_cannot_be_is_refused_by_the_argument_that_is_wrong(argument
         (([],), "values: there is no source to read"),
         ((sources(2, width=16),), "values[0]: width 16, but this read was made for 8"),
         ((torch.zeros(2, 3, 8),), "values: one tensor of shape [2, 3, 8]; give a sequence"),
+        ((iter(sources(2)),), "values: a list_iterator; give a list or tuple of tensors, one a source"),
+        (([*sources(1), 0.5],), "values[1]: a float; give a tensor"),
+        (([0.5],), "values[0]: a float; give a tensor"),
+        ((sources(2), iter(sources(2))), "keys: a list_iterator; give a list or tuple of tensors"),
         ((sources(2), sources(1)), "keys: 1 keys for 2 values"),
         ((sources(2), None, [0.0]), "prior: 1 numbers for 2 sources"),
     ],
-    ids=["none", "width", "tensor", "keys", "prior"],
+    ids=["none", "width", "tensor", "iterator", "a number", "only a number", "keys iterator", "keys", "prior"],
 )
 def test_sources_that_do_not_fit_are_refused_by_the_argument_that_is_wrong(as_a_user, arguments, message):
     with pytest.raises(dr.DepthrouteError) as refused:
@@ -153,6 +157,7 @@ assert "torch" not in sys.modules
 assert set(dr.__all__) <= set(dir(dr))
 for name in dr.__all__:
     getattr(dr, name)
+assert dr.__version__.split(".")[0].isdigit()
 assert not logging.getLogger().handlers and not logging.getLogger("depthroute").handlers
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)

@@ -1,5 +1,6 @@
 """A run as a Hugging Face directory, and back."""
 
+import json
 import shutil
 import sys
 
@@ -16,6 +17,8 @@ from depthroute.interop.export import to_hf
 from depthroute.study import seal
 from depthroute.train.trained import load
 
+PROBES = ("inspect", "intervene")
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -29,12 +32,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(folder):
-    to_hf(folder / "run", folder / "hf")
+    to_hf(str(folder / "run"), str(folder / "hf"))
     return folder / "hf"
 
 
 def test_an_exported_model_is_the_runs_model_and_tokenizer(folder, exported):
-    ours, tokenizer = load(folder / "run", torch.device("cpu"))
+    ours, tokenizer = load(folder / "run")
     theirs = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
     for name, tensor in ours.state_dict().items():
         assert torch.equal(theirs.model.state_dict()[name], tensor)
@@ -64,14 +67,19 @@ def test_a_model_that_was_trained_further_comes_back_as_an_import_that_claims_no
     assert "an imported model" in told.out, told.err
     assert runs.manifest(tmp_path / "run")["imported"] == "tuned"
     assert not (tmp_path / "run" / "config.yaml").exists()
-    ours, _ = load(tmp_path / "run", torch.device("cpu"))
+    ours, _ = load(str(tmp_path / "run"))
     assert torch.equal(next(ours.parameters()), next(model.parameters()))
     assert answer(capsys, "generate", tmp_path / "run", "--prompt", "the", "--max-tokens", 3).code == 0
     assert "was imported from 'tuned'" in refusal(capsys, "export", tmp_path / "run", "--to", "hf", tmp_path / "hf")
     (tmp_path / "a.txt").write_text("a layer reads")
-    for command in ("eval", "inspect", "intervene"):
+    for command, words in (
+        ("eval", "long its windows were; give --length"),
+        *((one, "it was trained") for one in PROBES),
+    ):
         told = refusal(capsys, command, tmp_path / "run", "--text", tmp_path / "a.txt")
-        assert "was imported, so nothing says how it was trained" in told
+        assert f"was imported, so nothing says how {words}" in told
+    evaluation = ("eval", tmp_path / "run", "--length", 16, "--json", "--text", tmp_path / "a.txt")
+    assert json.loads(answer(capsys, *evaluation).out)["length"] == 16
 
 
 def test_the_card_says_what_the_run_says_of_itself(folder, exported):
@@ -116,7 +124,9 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(folder, expo
         ((folder / "run", "--to", "hf", exported), "exists already; choose another directory"),
         ((folder / "data", "--to", "hf", target), "is not a run directory"),
         ((tmp_path / "nothing", "--to", "run", target), "no such directory"),
-        ((folder / "run", "--to", "run", target), "no Hugging Face model (config.json is missing)"),
+        ((exported, "--to", "hf", target), f"make it a run first: depthroute export {exported} --to run DIR"),
+        ((folder / "run", "--to", "run", target), "is a run already; --to run takes a Hugging Face directory"),
+        ((folder, "--to", "run", target), "no Hugging Face model (config.json is missing)"),
         ((foreign, "--to", "run", target), "a model of type 'llama'; only depthroute models become runs"),
         ((broken, "--to", "run", target), "cannot be read"),
     ]:

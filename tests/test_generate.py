@@ -58,6 +58,10 @@ def test_draws_follow_the_cut_distribution():
     ("prompt", "tokens", "sampling", "message"),
     [
         (torch.tensor([], dtype=torch.long), 1, GREEDY, "prompt: it is empty"),
+        (PROMPT[None], 1, GREEDY, r"prompt: torch.int64 of shape \[1, 3\]; give one row of token ids"),
+        ([0.5], 1, GREEDY, r"prompt: torch.float32 of shape \[1\]; give one row"),
+        ([1, 11], 1, GREEDY, "prompt: ids from 1 to 11; this model knows 11"),
+        ([-1], 1, GREEDY, "prompt: ids from -1 to -1; this model knows 11"),
         (PROMPT, 0, GREEDY, "tokens: 0; ask for at least 1"),
         (PROMPT, 1, Sampling(-1.0), "temperature: -1.0; give 0"),
         (PROMPT, 1, Sampling(float("nan")), "temperature: nan; give 0"),
@@ -69,6 +73,7 @@ def test_draws_follow_the_cut_distribution():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.usefixtures("as_a_user")
 def test_what_cannot_be_generated_is_said_before_anything_is_computed(prompt, tokens, sampling, message):
     with pytest.raises(ArgumentError, match=message):
         generate(model(), prompt, tokens, sampling)
@@ -107,8 +112,8 @@ def test_the_command_streams_the_same_text_from_an_argument_and_from_standard_in
     assert given.code == piped.code == 0, given.err + piped.err
     told = json.loads(piped.out)
     assert (told["text"] + "\n", told["prompt"]) == (given.out, "the depth ")
-    network, tokenizer = load(folder / "run", torch.device("cpu"))
-    ids = generate(network, torch.tensor(tokenizer.encode("the depth ")), 20, Sampling(seed=1), tokenizer.vocab)
+    network, tokenizer = load(folder / "run")
+    ids = generate(network, tokenizer.encode("the depth "), 20, Sampling(seed=1), tokenizer.vocab)
     expected = list(itertools.takewhile(lambda token: token != tokenizer.end, ids))
     assert (told["text"], told["tokens"]) == (tokenizer.decode(expected), len(expected))
     assert given.err.startswith(f"{len(expected)} tokens, ")
@@ -128,6 +133,7 @@ def test_what_cannot_be_continued_is_one_line(folder, capsys, tmp_path):
         ([folder / "nothing", "--prompt", "a"], "nothing/manifest.json: missing; "),
         ([folder, "--prompt", "a"], "is a study; name one of its runs"),
         ([unfinished, "--prompt", "a"], "has no final model yet"),
+        ([unfinished / "manifest.json", "--prompt", "a"], "manifest.json: is a file; name the directory of a run"),
         ([folder / "run", "--prompt", "a", "--temperature", "0", "--top-k", "3"], "temperature: 0 takes the likeliest"),
         ([folder / "run", "--prompt", "a", "--seed", 2**64], "seed: 18446744073709551616 must lie between 0"),
         ([folder / "run", "--prompt", "a", "--max-tokens", 10**14], "cache: no memory for 100000000000000 tokens"),

@@ -46,6 +46,12 @@ def said_otherwise(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda raw: raw.update(changes)
 
 
+def a_run(raw: dict[str, Any]) -> None:
+    base = raw.pop("base")
+    raw.clear()
+    raw.update(base)
+
+
 @pytest.mark.parametrize(
     ("command", "change", "damage", "words"),
     [
@@ -53,6 +59,7 @@ def said_otherwise(**changes: Any) -> Callable[[dict[str, Any]], object]:
         ("plan", said_otherwise(seeds=[3]), None, "seeds: at least 2 seeds are needed, not 1"),
         ("run", said_otherwise(contrasts=[{"arm": "slr"}]), None, "contrasts.0.arm: no arm 'slr'"),
         ("plan", said_otherwise(contrasts=[{"arm": "rd", "equivalence": True}]), None, "equivalence needs a margin"),
+        ("run", a_run, None, "describes one run; use depthroute train "),
         ("run", said_otherwise(level=0.1), None, "differs from the plan of"),
         ("plan", said_otherwise(level=0.1), None, "record it by: depthroute study amend"),
         ("run", dict, edited_plan, "prereg.json: was edited after it was written"),

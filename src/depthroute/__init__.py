@@ -3,6 +3,7 @@
     import depthroute as dr
     read = dr.DepthRead(width)                                # a module with a learned query
     mixed, lse = dr.attend(queries, keys, values, eps=1e-6)   # the function beneath it
+    model, tokenizer = dr.load("runs/mine")                   # what a training left
 
 Names are loaded when first used, so that the command line answers without importing torch.
 """
@@ -14,9 +15,12 @@ from depthroute.errors import ArgumentError, ConfigError, DataError, DepthrouteE
 
 if TYPE_CHECKING:
     from depthroute.depth_read import DepthRead
+    from depthroute.model.generate import Sampling, generate
     from depthroute.model.transformer import ModelConfig, Transformer
     from depthroute.ops import Attended, attend, merge
+    from depthroute.presets import expand_model
     from depthroute.residuals import Residual
+    from depthroute.train.trained import load
 
 __all__ = [
     "ArgumentError",
@@ -28,8 +32,12 @@ __all__ = [
     "ModelConfig",
     "Residual",
     "RunError",
+    "Sampling",
     "Transformer",
     "attend",
+    "expand_model",
+    "generate",
+    "load",
     "merge",
 ]
 
@@ -41,10 +49,16 @@ HOME = {
     "Residual": "depthroute.residuals",
     "ModelConfig": "depthroute.model.transformer",
     "Transformer": "depthroute.model.transformer",
+    "expand_model": "depthroute.presets",
+    "Sampling": "depthroute.model.generate",
+    "generate": "depthroute.model.generate",
+    "load": "depthroute.train.trained",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("depthroute")
     if name not in HOME:
         raise AttributeError(f"module 'depthroute' has no attribute '{name}'")
     return getattr(importlib.import_module(HOME[name]), name)

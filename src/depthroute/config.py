@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -177,9 +178,9 @@ Loader.add_implicit_resolver(
 )
 
 
-def load(path: Path, sets: Sequence[str] = ()) -> Config:
+def load(path: str | PathLike[str], sets: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file, with settings `a.b=c` put over it."""
-    raw = read_yaml(path)
+    raw = read_yaml(Path(path))
     if "arms" in raw and "seeds" in raw:
         raise ConfigError(f"{path}: describes a study; use depthroute study run {path}")
     for setting in sets:

@@ -7,7 +7,7 @@ Attention Residuals*, arXiv 2608.01075.
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from depthroute.errors import ArgumentError
 from depthroute.ops import attend, resolve
+from depthroute.ops.checks import check_sequence
 
 
 @final
@@ -58,6 +59,15 @@ class DepthRead(nn.Module):
         self.queries = nn.Parameter(torch.zeros(routes, self.rank))
         self.gain = nn.Parameter(torch.ones(self.rank)) if gain else None
 
+    if TYPE_CHECKING:
+        # A module's call has no types of its own.
+        def __call__(
+            self,
+            values: Sequence[Float[Tensor, "*token width"]],
+            keys: Sequence[Float[Tensor, "*token rank"]] | None = None,
+            prior: Sequence[float] | Float[Tensor, " source"] | None = None,
+        ) -> Float[Tensor, "*token width"] | tuple[Float[Tensor, "*token width"], ...]: ...
+
     def forward(
         self,
         values: Sequence[Float[Tensor, "*token width"]],
@@ -75,7 +85,8 @@ class DepthRead(nn.Module):
         Raises:
             ArgumentError: values of another width; and whatever `attend` refuses.
         """
-        if len(values) > 0 and values[0].ndim > 0 and values[0].shape[-1] != self.width:
+        check_sequence("values", values)
+        if len(values) > 0 and getattr(values[0], "ndim", 0) > 0 and values[0].shape[-1] != self.width:
             raise ArgumentError(f"values[0]: width {values[0].shape[-1]}, but this read was made for {self.width}")
         read = attend(self.queries, keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
         return read.mixed[0] if self.routes == 1 else read.mixed.unbind(0)

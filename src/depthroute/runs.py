@@ -147,6 +147,10 @@ def check_run(path: Path) -> None:
     """RunError unless `path` is a run directory, whether its training has ended or not."""
     if (path / "prereg.json").is_file():
         raise RunError(f"{path}: is a study; name one of its runs, such as {path}/runs/ARM/SEED")
+    if path.is_file():
+        raise RunError(f"{path}: is a file; name the directory of a run")
+    if not (path / MANIFEST).exists() and (path / "config.json").is_file():
+        raise RunError(f"{path}: is a Hugging Face model; make it a run first: depthroute export {path} --to run DIR")
     manifest(path)
 
 

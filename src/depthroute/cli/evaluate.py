@@ -32,6 +32,9 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most so many documents of a task.", show_default="all")
     ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a window.", show_default="the training's")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a trained model on texts (NLL, bits a byte, perplexity) or tasks; of a study every run, and in pairs."""
@@ -56,10 +59,10 @@ def evaluate(
         evaluator = Texts(domains([*(text or []), *(more or [])], field))
     with TrainingProgress(shown=True) as progress:
         if is_study(directory):
-            found = study.evaluate(directory, evaluator, progress.evaluating, progress.message)
+            found = study.evaluate(directory, evaluator, progress.evaluating, progress.message, length)
             lines = study.lines(found)
         else:
-            with opened(directory) as trained:
+            with opened(directory, length) as trained:
                 found = trained.conditions | evaluator.evaluate(trained, progress.evaluating)
             lines = evaluator.table(found)
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines))

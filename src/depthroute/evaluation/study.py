@@ -10,7 +10,13 @@ from depthroute.evaluation.trained import of_study, opened
 from depthroute.study.cells import cell_name
 
 
-def evaluate(directory: Path, evaluator: Evaluator, progress: Progress, say: Callable[[str], None]) -> dict[str, Any]:
+def evaluate(
+    directory: Path,
+    evaluator: Evaluator,
+    progress: Progress,
+    say: Callable[[str], None],
+    length: int | None = None,
+) -> dict[str, Any]:
     """Plain data: what was found of each run, and every metric by arm and seed with its paired differences.
 
     The runs that a study's own tables leave out are left out here, and named. RunError if none can be evaluated.
@@ -20,7 +26,7 @@ def evaluate(directory: Path, evaluator: Evaluator, progress: Progress, say: Cal
     entries: list[dict[str, Any]] = []
     for number, run in enumerate(study.runs, start=1):
         say(f"{number} of {len(study.runs)}: {run['directory']}")
-        with opened(directory / run["directory"]) as trained:
+        with opened(directory / run["directory"], length) as trained:
             found = trained.conditions | evaluator.evaluate(trained, progress)
         named = {key: run[key] for key in ("arm", "levels", "seed")}
         entries.append({**named, **found})

@@ -1,7 +1,7 @@
 """A run or the runs of a study, as what can be evaluated."""
 
+import contextlib
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,10 @@ from depthroute.study.results import collect
 from depthroute.study.tuning import planned
 from depthroute.study.verdict import included
 from depthroute.train.device import numerics
-from depthroute.train.trained import check_finished, load, trained_by
+from depthroute.train.trained import check_finished, configuration_of, load
+
+WINDOWS = 8
+"""At a time, where no training says how many."""
 
 
 class Trained(NamedTuple):
@@ -29,23 +32,28 @@ class Trained(NamedTuple):
     conditions: dict[str, Any]
 
 
-@contextmanager
-def opened(run: Path) -> Generator[Trained]:
+@contextlib.contextmanager
+def opened(run: Path, length: int | None = None) -> Generator[Trained]:
     """Everything that evaluating a finished run needs. RunError says what is missing.
 
-    It computes in fp32 on the GPU where there is one, with the windows, their number at a time, the threads and the
-    determinism of the run's training.
+    It computes in fp32 on the GPU where there is one, with the windows, unless their length is given, their number at a
+    time, the threads and the determinism of the run's training.
     """
     check_finished(run)
-    trained = trained_by(run)
-    with numerics(trained):
+    trained = configuration_of(run)
+    if length is None:
+        if trained is None:
+            raise RunError(f"{run}: was imported, so nothing says how long its windows were; give --length")
+        length = trained.length
+    with contextlib.nullcontext() if trained is None else numerics(trained):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model, tokenizer = load(run, device)
-        scorer = Scorer(model, tokenizer.end, trained.length, trained.batch // trained.accumulation)
+        at_once = WINDOWS if trained is None else trained.batch // trained.accumulation
+        scorer = Scorer(model, tokenizer.end, length, at_once)
         conditions = {
             "run": str(run),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "length": trained.length,
+            "length": length,
             "precision": "fp32",
             "device": device.type,
             "impl": model.impl,

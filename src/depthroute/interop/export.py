@@ -10,6 +10,7 @@ Any other model becomes a run that records nothing but its import.
 import json
 import shutil
 from importlib.metadata import version
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -27,13 +28,14 @@ RECORDS = (runs.CONFIG, runs.TOKENIZER, runs.MANIFEST, runs.METRICS)
 KEPT = "run"
 
 
-def to_hf(run: Path, directory: Path, origin: Origin | None = None) -> None:
+def to_hf(run: str | PathLike[str], directory: str | PathLike[str], origin: Origin | None = None) -> None:
     """Write a finished run as a Hugging Face directory. RunError if `directory` is there already."""
+    run, directory = Path(run), Path(directory)
     check_free(directory)
     came_from = runs.manifest(run).get("imported")
     if came_from is not None:
         raise RunError(f"{run}: was imported from '{came_from}' and records no training; export that directory's run")
-    model, tokenizer = load(run, torch.device("cpu"))
+    model, tokenizer = load(run)
     wrapped = DepthRouteForCausalLM.of(model)
     wrapped.generation_config = transformers.GenerationConfig(
         eos_token_id=tokenizer.end, pad_token_id=tokenizer.end, do_sample=True
@@ -61,8 +63,9 @@ def to_hf(run: Path, directory: Path, origin: Origin | None = None) -> None:
         raise
 
 
-def to_run(directory: Path, run: Path) -> bool:
+def to_run(directory: str | PathLike[str], run: str | PathLike[str]) -> bool:
     """Write a Hugging Face directory of ours as a run; whether it is the very run that was exported."""
+    directory, run = Path(directory), Path(run)
     check_free(run)
     model = read(directory).model
     files = {
@@ -87,6 +90,8 @@ def read(directory: Path) -> DepthRouteForCausalLM:
     try:
         kind = json.loads((directory / "config.json").read_bytes())["model_type"]
     except (FileNotFoundError, NotADirectoryError):
+        if (directory / runs.MANIFEST).is_file():
+            raise RunError(f"{directory}: is a run already; --to run takes a Hugging Face directory") from None
         raise RunError(f"{directory}: no Hugging Face model (config.json is missing)") from None
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{directory / 'config.json'}: damaged, or not of a Hugging Face model") from None

@@ -3,7 +3,7 @@
 p = softmax(logits / temperature), cut to the `top_k` likeliest tokens, then to the fewest that hold `top_p` of p
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,19 +27,26 @@ class Sampling(NamedTuple):
 
 
 def generate(
-    model: Transformer, prompt: Int[Tensor, " token"], tokens: int, sampling: Sampling, vocab: int | None = None
+    model: Transformer,
+    prompt: Sequence[int] | Int[Tensor, " token"],
+    tokens: int,
+    sampling: Sampling | None = None,
+    vocab: int | None = None,
 ) -> Iterator[int]:
     """The next `tokens` token ids after the prompt, each as soon as it is chosen.
 
     Args:
+        sampling: how they are chosen; as they are distributed unless given.
         vocab: how many ids can be chosen, from 0; all of the model's unless given.
 
     Raises:
-        ArgumentError: an empty prompt, no token asked for, or choices out of range.
+        ArgumentError: an empty prompt, ids that the model does not know, no token asked for, or choices out of range.
     """
-    vocab = model.embed_tokens.num_embeddings if vocab is None else vocab
-    check(prompt, tokens, sampling, vocab)
-    return continuation(model, prompt, tokens, sampling, vocab)
+    known = model.embed_tokens.num_embeddings
+    vocab, sampling = known if vocab is None else vocab, sampling or Sampling()
+    ids = torch.as_tensor(prompt)
+    check(ids, known, tokens, sampling, vocab)
+    return continuation(model, ids, tokens, sampling, vocab)
 
 
 @torch.inference_mode()
@@ -68,10 +75,16 @@ def choose(logits: Float[Tensor, " vocab"], sampling: Sampling, generator: torch
     return int(ids[torch.multinomial(weights, 1, generator=generator)])
 
 
-def check(prompt: Tensor, tokens: int, sampling: Sampling, vocab: int) -> None:
+def check(prompt: Tensor, known: int, tokens: int, sampling: Sampling, vocab: int) -> None:
     temperature, top_k, top_p, seed = sampling
-    if len(prompt) == 0:
+    if prompt.numel() == 0:
         raise ArgumentError("prompt: it is empty; give at least one token to go on from")
+    if prompt.ndim != 1 or prompt.dtype not in (torch.int64, torch.int32):
+        raise ArgumentError(f"prompt: {prompt.dtype} of shape {list(prompt.shape)}; give one row of token ids")
+    if not 0 <= int(prompt.min()) <= int(prompt.max()) < known:
+        raise ArgumentError(f"prompt: ids from {int(prompt.min())} to {int(prompt.max())}; this model knows {known}")
+    if not 1 <= vocab <= known:
+        raise ArgumentError(f"vocab: {vocab} must lie between 1 and the model's, {known}")
     if tokens < 1:
         raise ArgumentError(f"tokens: {tokens}; ask for at least 1")
     if not 0 <= temperature < float("inf"):

@@ -65,6 +65,8 @@ class ModelConfig(Schema):
         """Fill in what follows from width and heads, so that a stored config says it."""
         if not isinstance(raw, dict):
             return raw
+        if "size" in raw:
+            raise ConfigError("size: stands for several keys; depthroute.expand_model puts them in its place")
         filled = dict(raw)
         width: Any = filled.get("width")
         heads: Any = filled.get("heads")
@@ -183,8 +185,11 @@ class Transformer(nn.Module):
                 those of the cache, then these tokens' own.
             cache: keys and values of the tokens before these, of the same document; these tokens' are added to it.
             last: of how many tokens at the end to compute logits; of all unless given.
+
+        Raises:
+            ArgumentError: tokens that are no ids of this model; documents that are missing, or beside a cache.
         """
-        embedding = self.embed_tokens(tokens)
+        embedding = self.embedded(tokens)
         context = self.context(embedding, documents, positions, visible, cache)
         # Reads in place have no state that an observer could be shown.
         depth = self.residual if cache is None or observer is not None else cache.depth(self.residual, embedding)
@@ -201,6 +206,14 @@ class Transformer(nn.Module):
             observer.read(2 * self.config.layers, state, (readout,))
         normed = self.norm(readout if last is None else readout[:, -last:])
         return linear(normed, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(normed)
+
+    def embedded(self, tokens: Int[Tensor, "batch token"]) -> Float[Tensor, "batch token width"]:
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise ArgumentError(f"tokens: {tokens.dtype} of shape {list(tokens.shape)}; give ids, [batch, token]")
+        try:
+            return self.embed_tokens(tokens)
+        except IndexError:  # on a CPU; another device says it in its own way, and later
+            raise ArgumentError(f"tokens: ids beyond the vocabulary, {self.embed_tokens.num_embeddings}") from None
 
     def advance(
         self,

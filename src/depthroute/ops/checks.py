@@ -21,22 +21,20 @@ def check_attend(
     eps: float,
     gain: Tensor | None,
 ) -> None:
-    for name, given in {"values": values, "keys": keys}.items():
-        if isinstance(given, Tensor):
-            raise ArgumentError(
-                f"{name}: one tensor of shape {shape(given)}; give a sequence, such as {name}.unbind(0)"
-            )
+    check_sequence("values", values)
     if len(values) == 0:
         raise ArgumentError("values: there is no source to read; give at least one")
     check_alike("values", values)
     if values[0].ndim == 0:
         raise ArgumentError("values[0]: has no width; give [*token, width]")
+    check_tensor("queries", queries)
     if queries.ndim != 2 or queries.shape[0] == 0:
         raise ArgumentError(f"queries: shape {shape(queries)}; give one row a query, [query, rank]")
     rank, width = queries.shape[1], values[0].shape[-1]
     if not 1 <= rank <= width:
         raise ArgumentError(f"queries: rank {rank} must lie between 1 and the width of the values, {width}")
     if keys is not None:
+        check_sequence("keys", keys)
         if len(keys) != len(values):
             raise ArgumentError(f"keys: {len(keys)} keys for {len(values)} values; give one a source")
         check_alike("keys", keys)
@@ -60,6 +58,13 @@ def check_attend(
             check_float(name, tensor)
             if tensor.dtype == torch.float64 and values[0].dtype != torch.float64:
                 raise ArgumentError(f"{name}: fp64, but the values have {values[0].dtype}; cast one")
+
+
+def check_sequence(name: str, given: object) -> None:
+    if isinstance(given, Tensor):
+        raise ArgumentError(f"{name}: one tensor of shape {shape(given)}; give a sequence, such as {name}.unbind(0)")
+    if not hasattr(given, "__len__"):
+        raise ArgumentError(f"{name}: a {type(given).__name__}; give a list or tuple of tensors, one a source")
 
 
 def check_norm_eps(norm_eps: float) -> None:
@@ -117,6 +122,7 @@ def check_alike(name: str, tensors: Sequence[Tensor]) -> None:
     first = tensors[0]
     check_float(f"{name}[0]", first)
     for number, tensor in enumerate(tensors):
+        check_tensor(f"{name}[{number}]", tensor)
         if tensor.shape != first.shape:
             raise ArgumentError(f"{name}[{number}]: shape {shape(tensor)}, but {name}[0] has {shape(first)}")
         if tensor.dtype != first.dtype:
@@ -125,7 +131,13 @@ def check_alike(name: str, tensors: Sequence[Tensor]) -> None:
             raise ArgumentError(f"{name}[{number}]: on {tensor.device}, but {name}[0] is on {first.device}")
 
 
+def check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise ArgumentError(f"{name}: a {type(given).__name__}; give a tensor")
+
+
 def check_float(name: str, tensor: Tensor) -> None:
+    check_tensor(name, tensor)
     if not tensor.dtype.is_floating_point:
         raise ArgumentError(f"{name}: dtype {tensor.dtype} cannot be read; give a floating-point tensor")
 

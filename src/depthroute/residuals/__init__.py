@@ -174,7 +174,10 @@ def parse(raw: object) -> ResidualConfig:
     if isinstance(raw, ResidualConfig):
         return raw
     if not isinstance(raw, dict) or "name" not in raw:
-        raise ConfigError(f"give a mapping with a name, such as {{name: NAME, ...}} (names: {', '.join(names())})")
+        raise ConfigError(
+            f"give a mapping with a name, such as {{name: NAME, ...}} (names: {', '.join(names())}); "
+            "depthroute.expand_model puts such a mapping in a preset's place"
+        )
     return config_class(str(raw["name"])).parse(raw)  # pyright: ignore[reportUnknownArgumentType]
 
 

@@ -168,6 +168,8 @@ class Contrast:
 def read_study(path: Path) -> Study:
     """ConfigError of one line that names the file and the key."""
     raw = config.read_yaml(path)
+    if "model" in raw and "arms" not in raw:
+        raise ConfigError(f"{path}: describes one run; use depthroute train {path}")
     try:
         return Study.parse(raw)
     except ConfigError as error:

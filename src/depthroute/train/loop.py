@@ -7,6 +7,7 @@ the next step depends on, batch n is a function of (seed, n), and the metrics ar
 import json
 import math
 import time
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -31,20 +32,28 @@ from depthroute.train.stopping import Interrupted, Stop, StopRequested, stop_req
 from depthroute.train.tracking import Trackers
 
 
-def train(config: Config, run: Path, data_root: Path, *, resume: bool = False, verbose: bool = False) -> None:
+def train(
+    config: Config,
+    run: str | PathLike[str],
+    data_root: str | PathLike[str],
+    *,
+    resume: bool = False,
+    verbose: bool = False,
+) -> None:
     """Train one run into the directory `run`, with its data built under `data_root`.
 
     With `resume`, go on from the newest checkpoint; a run that has ended is left as it is. `verbose` shows progress on
     stderr. RunError, ConfigError or DataError say in one line why a run cannot start, go on or be trusted;
     `Interrupted` that a signal stopped it, after a checkpoint.
     """
+    run = Path(run)
     with runs.locked(run), TrainingProgress(verbose) as progress:
         start.check_directory(run, config, resume)
         if runs.finished(run):
             progress.message(f"{run}: this run has already ended")
             return
         device = devices.choose(config)
-        data = Dataset.open(build(config.data, data_root, progress.building))
+        data = Dataset.open(build(config.data, Path(data_root), progress.building))
         for part in data.parts.values():
             windows_of(part, config.length)  # A part too short to evaluate is found now, not at the end.
         with devices.numerics(config), devices.enough_memory(run), stop_requests() as stop:
@@ -81,7 +90,7 @@ class Training:
             self.step, self.seconds, self.saved = saved.point.step, saved.point.seconds, saved.path
         runs.cut_metrics(run, self.step)
         self.metrics = runs.MetricsWriter(run)
-        self.trackers = Trackers(config, run, self.step)
+        self.trackers = Trackers(config, run, self.step, progress.message)
 
     def finish(self) -> None:
         """Train to the end. Asked to stop, save a checkpoint and raise `Interrupted`."""

@@ -95,10 +95,11 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": Tensorboard, "wandb": Wandb
 class Trackers:
     """All trackers of a run. No failure of theirs leaves here but as a warning."""
 
-    def __init__(self, config: Config, run: Path, step: int) -> None:
+    def __init__(self, config: Config, run: Path, step: int, say: Callable[[str], None]) -> None:
         self._open: dict[str, Tracker] = {}
         plain = config.model_dump(mode="json")
         for word in config.track:
+            say(f"track: {word}, which may wait for its service")
             softly(word, lambda word=word: self._open.update({word: TRACKERS[word](run, plain, step)}))
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What a finished run leaves for use: its model, its tokenizer, its configuration."""
 
 import json
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +22,16 @@ class Trained(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(run: Path, device: torch.device, impl: str = "auto") -> Trained:
-    """The final model and the tokenizer of a run, both checked against what the run recorded of them."""
+def load(run: str | PathLike[str], device: torch.device | str = "cpu", impl: str = "auto") -> Trained:
+    """The final model and the tokenizer of a run, both checked against what the run recorded of them.
+
+    Raises:
+        RunError: as `load_model`; the tokenizer is missing, or another than that of the training.
+    """
     return Trained(load_model(run, device, impl), load_tokenizer(run))
 
 
-def load_model(run: Path, device: torch.device, impl: str = "auto") -> Transformer:
+def load_model(run: str | PathLike[str], device: torch.device | str = "cpu", impl: str = "auto") -> Transformer:
     """The run's final model on `device`, in fp32, in evaluation mode.
 
     `auto` chooses the implementation anew: the one that the run was trained with may not be available here.
@@ -34,6 +39,7 @@ def load_model(run: Path, device: torch.device, impl: str = "auto") -> Transform
     Raises:
         RunError: the directory is no run's, the run has not ended, or its model is damaged or of another version.
     """
+    run = Path(run)
     check_finished(run)
     weights, description = (run / runs.MODEL / name for name in runs.MODEL_FILES)
     with torch.device("meta"):
@@ -55,8 +61,9 @@ def check_finished(run: Path) -> None:
         raise RunError(f"{run}: has no final model yet; let its training end (if it was stopped, with --resume)")
 
 
-def load_tokenizer(run: Path) -> Tokenizer:
+def load_tokenizer(run: str | PathLike[str]) -> Tokenizer:
     """The tokenizer in the run's directory. RunError if it is missing, or not the one that the run was trained with."""
+    run = Path(run)
     path, digest = run / runs.TOKENIZER, runs.manifest(run)["tokenizer_digest"]
     try:
         text = path.read_text(encoding="utf-8")
