@@ -112,7 +112,8 @@ def write_task(folder: Path, name: str, rows: list[dict], **more: object) -> Pat
     return path
 
 
-def test_local_tasks_of_every_kind_of_request_are_answered_without_a_network(run, tmp_path, monkeypatch):
+def test_local_tasks_of_every_kind_of_request_are_answered_without_a_network(run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     questions = [{"q": "a layer reads what others", "choices": [" wrote", " xxxxx"], "answer": n % 2} for n in range(4)]
@@ -158,6 +159,7 @@ def test_local_tasks_of_every_kind_of_request_are_answered_without_a_network(run
     assert found["tasks"]["saying"]["exact_match"]["value"] == 1.0
     assert any(line.split()[:3] == ["deeper", "acc", "0.5000"] for line in tasks.table(found))
     assert tasks.metrics(found)["deeper, acc"] == 0.5
+    assert "git" not in capfd.readouterr().err
 
 
 def test_numbers_are_taken_with_their_standard_errors_and_filters():

@@ -19,11 +19,15 @@ from depthroute.evaluation.trained import Trained
 from depthroute.study.table import columns
 
 try:
+    from lm_eval import evaluator as harness  # pyright: ignore[reportMissingImports]
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
-    from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 except ImportError:
     raise ConfigError("--tasks needs lm-evaluation-harness: pip install 'depthroute[eval]'") from None
+
+# What machine and folder this is, our own records tell. The harness would ask programs anew for every run, more than a
+# second each time, and git answers on the terminal where there is no repository.
+harness.add_env_info = harness.get_git_commit_hash = lambda *_: None
 
 NEW_TOKENS = 256
 """At most so many are generated where a task names no number, as the harness's own models do."""
@@ -128,7 +132,7 @@ class Tasks(Evaluator):
     def evaluate(self, trained: Trained, progress: Progress) -> dict[str, Any]:
         model = HarnessModel(trained)
         progress(", ".join(self.names), 0)
-        answer = simple_evaluate(
+        answer = harness.simple_evaluate(
             model,
             tasks=[str(Path(name).absolute()) if is_file(name) else name for name in self.names],
             num_fewshot=self.shots,
