@@ -129,6 +129,28 @@ def test_the_next_token_is_read_with_what_has_changed(changes):
             assert torch.equal(found(mode, changes), expected)
 
 
+def test_data_that_come_to_lie_where_others_lay_are_read():
+    places = []
+
+    def others(model):
+        for parameter in model.residual.reads.parameters():
+            before = parameter.data_ptr()
+            parameter.data = 2 * parameter.data
+            parameter.data = -parameter.data
+            places.append((before, parameter.data_ptr()))
+
+    def read_with(mode):
+        model = networks.moved(attnres({"blocks": 4}), width=512, heads=2)
+        others(model)
+        places.clear()
+        return found(mode, [others], model)
+
+    expected = read_with(torch.enable_grad)
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert torch.equal(read_with(mode), expected)
+        assert all(before != after for before, after in places)
+
+
 class EachAlone(torch.nn.Module):
     def forward(self, x):
         batch, token, width = x.shape

@@ -24,7 +24,7 @@ EMBEDDING = -1
 """In place of the site whose sublayer gave the output."""
 
 TABLES = ("_forward_hooks", "_forward_pre_hooks", "_modules", "_parameters")
-"""Of a module's: who hooks it, what it holds."""
+"""Of a module's: who hooks it, what it holds, and the parameters last."""
 
 
 @final
@@ -63,6 +63,7 @@ class InPlace(Depth[tuple[()]]):
         self.watched = {site for site, read in enumerate(sites, start=1) if watched(read)}
         self.tables = [*map(vars, sites), *(vars(read)[name] for name in TABLES for read in sites)]
         self.marks = self.found()
+        self.alive = [one.data for one in self.parameters]  # as long as their addresses are known by
 
     def found(self) -> list[int]:
         """What differs where something has changed.
@@ -70,8 +71,9 @@ class InPlace(Depth[tuple[()]]):
         Every token fetches these things from afar: touch few, for most of a microsecond each.
         """
         reads, sizes = map(id, self.residual.reads.values()), map(len, self.tables)
-        tables = self.tables[-len(self.sites) :]  # the parameters
-        self.parameters = [one for table in tables for one in table.values() if one is not None]
+        self.parameters = [
+            one for table in self.tables[-len(self.sites) :] for one in table.values() if one is not None
+        ]
         ids, places = map(id, self.parameters), map(Tensor.data_ptr, self.parameters)
         return [*reads, *sizes, *ids, *map(version, self.parameters), *places]
 
