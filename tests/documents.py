@@ -8,19 +8,21 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = "<!-- run -->"
 SHELL = ("depthroute", "make", "pytest", "cp")
+# Above a block: a shell block is run, a file is written with these settings over it, to take seconds instead of hours.
+RUN, SMALLER = re.compile(r"<!-- run -->\s*\Z"), re.compile(r"<!-- smaller: (.+) -->\s*\Z")
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ITEM = re.compile(r"(\*|-|\d+\.) ")
 
 
 class Block(NamedTuple):
-    """`kind` is python, yaml, sh or text; `title` the file that a block is, `run` whether a shell block is executed."""
+    """`kind` is python, yaml, sh or text; `title` the file that a block is; `run`, `smaller` what its comment says."""
 
     kind: str
     text: str
-    title: str
-    run: bool
+    title: str = ""
+    run: bool = False
+    smaller: tuple[str, ...] = ()
 
 
 def blocks(page: Path) -> list[Block]:
@@ -29,12 +31,14 @@ def blocks(page: Path) -> list[Block]:
     found: list[tuple[int, Block]] = []
     for fence in FENCE.finditer(text):
         title = re.search(r'title="([^"]+)"', fence[2])
-        run = text[: fence.start()].rstrip().endswith(RUN)
-        line = text[: fence.start()].count("\n")
-        found.append((line, Block(fence[1], fence[3], title[1] if title else "", run)))
+        above = text[: fence.start()]
+        smaller = SMALLER.search(above)
+        settings = tuple(smaller[1].split()) if smaller else ()
+        block = Block(fence[1], fence[3], title[1] if title else "", bool(RUN.search(above)), settings)
+        found.append((above.count("\n"), block))
     # A fence leaves its lines behind, so that those after it keep their numbers.
     prose = FENCE.sub(lambda fence: "." + "\n" * fence[0].count("\n"), text)
-    found += [(line, Block(kind(block), block, "", False)) for line, block in indented(prose.splitlines())]
+    found += [(line, Block(kind(block), block)) for line, block in indented(prose.splitlines())]
     return [block for _, block in sorted(found, key=lambda pair: pair[0])]
 
 
