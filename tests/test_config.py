@@ -147,7 +147,7 @@ def test_a_truth_value_is_no_number(key, tmp_path):
         (TINY.replace("tiny", "[tiny]"), "size '['tiny']' does not exist"),
         (TINY.replace("blocks: 4", "bloks: 4"), "bloks: unknown key beside a preset (did you mean 'blocks'"),
         (TINY.replace("rd", ""), "preset 'None' does not exist"),
-        (TINY + "track: tensorboard\n", "track: give a list, such as [tensorboard], not 'tensorboard'"),
+        (TINY + "track: tensorboard\n", "track: give a list, in brackets and with commas, not 'tensorboard'"),
         (TINY + "arms: {}\nseeds: []\n", "describes a study; use depthroute study run"),
     ],
 )  # fmt: skip

@@ -81,12 +81,14 @@ def test_reset_takes_queries_and_gain_back_to_the_start():
         ({"width": 0}, "width: 0; a source has at least 1 coordinate"),
         ({"width": 8, "rank": 9}, "rank: 9 must lie between 1 and the width, 8"),
         ({"width": 8, "rank": 0}, "rank: 0 must lie between 1 and the width, 8"),
+        ({"width": 8, "eps": float("nan")}, "eps: nan must be finite and not negative"),
+        ({"width": 8, "eps": "x"}, "eps: x must be finite and not negative"),
         ({"width": 8, "routes": 0}, "routes: 0; there is nothing to read without a query, give at least 1"),
         ({"width": 8, "impl": "referense"}, "impl: 'referense' is not available in this version"),
     ],
     ids=str,
 )
-def test_a_read_that_cannot_be_is_refused_by_the_argument_that_is_wrong(arguments, message):
+def test_a_read_that_cannot_be_is_refused_by_the_argument_that_is_wrong(as_a_user, arguments, message):
     with pytest.raises(dr.ArgumentError) as refused:
         dr.DepthRead(**arguments)
     assert str(refused.value).startswith(message)

@@ -45,6 +45,17 @@ def test_generation_equals_the_uncached_forward_token_by_token(sampling):
     assert len(set(expected)) > 1
 
 
+def test_the_coldest_draw_is_the_likeliest_token():
+    network = model()
+    assert list(generate(network, PROMPT, 8, Sampling(1e-5))) == list(generate(network, PROMPT, 8, GREEDY))
+
+
+def test_generation_is_not_compiled(monkeypatch):
+    network = networks.moved(networks.attnres({"blocks": 4}, routes="qk_v"), computed={"compile": True})
+    monkeypatch.setattr(network, "compute", None)
+    assert list(generate(network, PROMPT, 12, GREEDY)) == list(generate(model(), PROMPT, 12, GREEDY))
+
+
 def test_draws_follow_the_cut_distribution():
     logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
     generator = torch.Generator().manual_seed(0)
@@ -62,6 +73,14 @@ def test_draws_follow_the_cut_distribution():
         ([0.5], 1, GREEDY, r"prompt: torch.float32 of shape \[1\]; give one row"),
         ([1, 11], 1, GREEDY, "prompt: ids from 1 to 11; this model knows 11"),
         ([-1], 1, GREEDY, "prompt: ids from -1 to -1; this model knows 11"),
+        ("abc", 1, GREEDY, r"prompt: 'abc'; give token ids, such as tokenizer.encode\(text\)"),
+        (None, 1, GREEDY, "prompt: None; give token ids"),
+        ([2**70], 1, GREEDY, "prompt: .*; give token ids"),
+        (PROMPT, 1.5, GREEDY, "tokens: 1.5; give a whole number"),
+        (PROMPT, 1, 0.8, r"sampling: 0.8; give a Sampling"),
+        (PROMPT, 1, Sampling(1.0, 1.5), "top_k: 1.5; give a whole number"),
+        (PROMPT, 1, Sampling("1"), "temperature: '1'; give a number"),
+        (PROMPT, 1, Sampling(1e-45), "temperature: 1e-45; give 0 for the likeliest token, or a number from 1e-05"),
         (PROMPT, 0, GREEDY, "tokens: 0; ask for at least 1"),
         (PROMPT, 1, Sampling(-1.0), "temperature: -1.0; give 0"),
         (PROMPT, 1, Sampling(float("nan")), "temperature: nan; give 0"),

@@ -18,7 +18,7 @@ from depthroute import ops
 from depthroute.errors import ArgumentError
 from depthroute.model.cache import KeyValueCache
 from depthroute.model.transformer import Observer
-from depthroute.ops import native
+from depthroute.ops import native_in_place
 from depthroute.residuals.attnres.in_place import InPlace
 
 ROUTES = [attnres({"blocks": 4}, routes=routes) for routes in networks.ROUTES]
@@ -304,7 +304,7 @@ def test_a_cpu_writes_with_native_where_it_reads_with_it():
         writes = places(model, KeyValueCache(networks.LAYERS, 5)).writes.values()
         assert len(writes) == 1 + 2 * networks.LAYERS
         if residual is EMITTED:
-            assert {isinstance(write, native.PreparedWrite) for write in writes} == {impl == "native"}
+            assert {isinstance(write, native_in_place.PreparedWrite) for write in writes} == {impl == "native"}
 
 
 def test_a_prepared_write_takes_no_output_that_does_not_fit_its_source():

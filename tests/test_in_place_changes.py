@@ -12,6 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from depthroute import ops
 from depthroute.errors import ArgumentError
 from depthroute.model.cache import KeyValueCache
+from depthroute.residuals.attnres.routes import Shared
 
 SUBSET = attnres({"blocks": 4}, {"subset": {"rank": 3, "seed": 5}}, "qk_v", gain=True)
 
@@ -42,6 +43,75 @@ def other_data(model):
     for read in model.residual.reads.values():
         for parameter in read.parameters():
             parameter.data = 2 * parameter.data
+
+
+def fused_step(model):
+    """torch counts no change of a parameter here."""
+    for parameter in model.residual.reads.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(model.residual.reads.parameters(), 0.5, fused=True).step()
+
+
+def through_numpy(model):
+    for parameter in model.residual.reads.parameters():
+        parameter.detach().numpy()[:] *= 2
+
+
+def as_buffers(model):
+    for read in model.residual.reads.values():
+        for name in list(read.learned):
+            query = getattr(read, name).detach().clone()
+            delattr(read, name)
+            read.register_buffer(name, query)
+
+
+def buffers(model):
+    for buffer in model.residual.reads.buffers():
+        buffer.mul_(-2)
+
+
+def as_attributes(model):
+    for read in model.residual.reads.values():
+        for name in list(read.learned):
+            query = getattr(read, name).detach().clone()
+            delattr(read, name)
+            setattr(read, name, query)
+
+
+def attributes(model):
+    for read in model.residual.reads.values():
+        for name in read.learned:
+            getattr(read, name).mul_(-2)
+
+
+class TwiceAsMuch(Shared):
+    def forward(self, *given):
+        return tuple(2 * one for one in super().forward(*given))
+
+
+class Newest(torch.nn.Module):
+    def forward(self, keys, values, prior, before=None):
+        return (values[-1],)
+
+
+def another_class(model):
+    model.residual.reads["3"].__class__ = TwiceAsMuch
+
+
+def one_of_ones_own(model):
+    model.residual.reads["3"] = Newest()
+
+
+def other_order(model):
+    model.residual.reads["3"] = model.residual.reads.pop("3")
+
+
+def other_eps(model):
+    model.residual.reads["3"].eps = 0.5
+
+
+def own_feed(model):
+    model.residual.reads["3"].feed = lambda mixed: (2 * mixed[0],)
 
 
 def through_half(model):
@@ -108,6 +178,15 @@ def found(mode, changes, model=None):
     [
         [other_coordinates],
         [other_data],
+        [fused_step],
+        [through_numpy],
+        [as_buffers, buffers],
+        [as_attributes, attributes],
+        [another_class],
+        [one_of_ones_own],
+        [other_order, fused_step],
+        [other_eps],
+        [own_feed],
         [through_half],
         [wrapped],
         [another_read],

@@ -57,6 +57,34 @@ def test_tokens_that_are_no_ids_are_refused_by_name(as_a_user, tokens, message):
         small()(tokens)
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"reads": "two-phase"}, r"reads: 'two-phase' \(did you mean 'two_phase'\?"),
+        ({"recompute": True}, r"recompute: True \(choices: none, layer, block\)"),
+    ],
+    ids=["reads", "recompute"],
+)
+def test_a_way_to_compute_that_there_is_not_is_refused(as_a_user, how, message):
+    with pytest.raises(dr.ArgumentError, match=message):
+        dr.Transformer(small().config, **how)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_what_is_asked_of_a_model_is_refused_by_name():
+    with pytest.raises(dr.ArgumentError, match="last: 0; ask for the logits of at least 1 token"):
+        small()(torch.tensor([[1, 2]]), last=0)
+    with pytest.raises(dr.ConfigError, match=r"^width: missing"):
+        dr.ModelConfig.parse({})
+    with pytest.raises(dr.ArgumentError, match="device: nowhere cannot be used: "):
+        dr.load("runs/none", "nowhere")
+    read = dr.attend(torch.zeros(1, 4), None, [torch.ones(2, 4)], eps=1e-6)
+    with pytest.raises(dr.ArgumentError, match="second: a tuple; give what attend returned"):
+        dr.merge(read, tuple(read))
+    with pytest.raises(dr.ArgumentError, match="gain: a list; give a tensor"):
+        dr.attend(torch.zeros(1, 4), None, [torch.ones(2, 4)], eps=1e-6, gain=[1.0] * 4)
+
+
 def test_paths_may_be_text(tmp_path):
     training.write_texts(tmp_path)
     (tmp_path / "run.yaml").write_text(config.dump(training.tiny(tmp_path)))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from depthroute.errors import ArgumentError
 from depthroute.ops import attend, resolve
-from depthroute.ops.checks import check_sequence
+from depthroute.ops.checks import check_eps, check_sequence
 
 
 @final
@@ -54,6 +54,7 @@ class DepthRead(nn.Module):
             raise ArgumentError(f"rank: {rank} must lie between 1 and the width, {width}")
         if routes < 1:
             raise ArgumentError(f"routes: {routes}; there is nothing to read without a query, give at least 1")
+        check_eps(eps)
         self.width, self.rank, self.routes, self.eps = width, rank or width, routes, eps
         self.impl = resolve(impl)
         self.queries = nn.Parameter(torch.zeros(routes, self.rank))

@@ -63,7 +63,7 @@ def one_line(error: ValidationError, schema: type[BaseModel], where: str = "") -
     if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{dotted}: give a mapping of keys to values, not {first['input']!r}"
     if first["type"] in ("tuple_type", "list_type"):
-        return f"{dotted}: give a list, such as [{first['input']}], not {first['input']!r}"
+        return f"{dotted}: give a list, in brackets and with commas, not {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     given = first["input"]
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) and first["type"] != "value_error" else ""

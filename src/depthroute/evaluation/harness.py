@@ -2,7 +2,7 @@
 
 The harness brings the prompts, the metrics and their standard errors; here is what it asks of a model: the likelihood
 of a continuation, that of a whole text, and greedy text up to a stop. A context is not preceded by an end of text,
-unless it is empty; of one that is longer than the windows of training the last tokens are kept, and counted.
+unless it is empty; of one that is longer than a window the last tokens are kept, and it is counted.
 """
 
 import difflib
@@ -67,8 +67,7 @@ class HarnessModel(TemplateLM):
     def window(self, owner: int, context: list[int], continuation: list[int]) -> Window:
         if not 1 <= len(continuation) <= self.scorer.length:
             raise RunError(
-                f"a task asks for a continuation of {len(continuation)} tokens; this model was trained on windows of "
-                f"{self.scorer.length}"
+                f"a task asks for a continuation of {len(continuation)} tokens, in windows of {self.scorer.length}"
             )
         whole = [*context, *continuation]
         kept = whole[-self.scorer.length - 1 :]
@@ -151,7 +150,7 @@ class Tasks(Evaluator):
                 rows.append([task, metric, f"{value['value']:.4f}", error_words(value["standard_error"])])
         lines = columns(rows)
         if found["truncated"]:
-            lines += ["", f"{found['truncated']} contexts were longer than the windows of training, and were cut"]
+            lines += ["", f"{found['truncated']} contexts were longer than a window, and were cut"]
         return lines
 
     def metrics(self, found: dict[str, Any]) -> dict[str, float]:

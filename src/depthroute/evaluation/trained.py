@@ -66,6 +66,8 @@ def is_study(directory: Path) -> bool:
     if (directory / prereg.PREREG).is_file():
         return True
     if not (directory / runs.MANIFEST).is_file():
+        if (directory / "config.json").is_file():
+            runs.check_run(directory)  # which says how it becomes one
         raise RunError(f"{directory}: is neither a run nor a study: it has no {runs.MANIFEST} and no {prereg.PREREG}")
     return False
 

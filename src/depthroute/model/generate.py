@@ -14,6 +14,9 @@ from depthroute.errors import ArgumentError
 from depthroute.model.cache import KeyValueCache
 from depthroute.model.transformer import Transformer
 
+COLDEST = 1e-5
+"""Logits are divided by the temperature, in fp32."""
+
 
 class Sampling(NamedTuple):
     """How a token is chosen. Temperature 0 takes the likeliest."""
@@ -44,7 +47,10 @@ def generate(
     """
     known = model.embed_tokens.num_embeddings
     vocab, sampling = known if vocab is None else vocab, sampling or Sampling()
-    ids = torch.as_tensor(prompt)
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):  # whatever torch says of what is no row of numbers
+        raise ArgumentError(f"prompt: {prompt!r}; give token ids, such as tokenizer.encode(text)") from None
     check(ids, known, tokens, sampling, vocab)
     return continuation(model, ids, tokens, sampling, vocab)
 
@@ -76,6 +82,14 @@ def choose(logits: Float[Tensor, " vocab"], sampling: Sampling, generator: torch
 
 
 def check(prompt: Tensor, known: int, tokens: int, sampling: Sampling, vocab: int) -> None:
+    if not isinstance(sampling, Sampling):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"sampling: {sampling!r}; give a Sampling, such as Sampling(temperature=0.8)")
+    for name, number in {"tokens": tokens, "vocab": vocab, "seed": sampling.seed, "top_k": sampling.top_k}.items():
+        if number is not None and not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"{name}: {number!r}; give a whole number")
+    for name, number in {"temperature": sampling.temperature, "top_p": sampling.top_p}.items():
+        if number is not None and not isinstance(number, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"{name}: {number!r}; give a number")
     temperature, top_k, top_p, seed = sampling
     if prompt.numel() == 0:
         raise ArgumentError("prompt: it is empty; give at least one token to go on from")
@@ -87,8 +101,8 @@ def check(prompt: Tensor, known: int, tokens: int, sampling: Sampling, vocab: in
         raise ArgumentError(f"vocab: {vocab} must lie between 1 and the model's, {known}")
     if tokens < 1:
         raise ArgumentError(f"tokens: {tokens}; ask for at least 1")
-    if not 0 <= temperature < float("inf"):
-        raise ArgumentError(f"temperature: {temperature}; give 0 for the likeliest token, or a positive number")
+    if temperature != 0 and not COLDEST <= temperature < float("inf"):
+        raise ArgumentError(f"temperature: {temperature}; give 0 for the likeliest token, or a number from {COLDEST}")
     if temperature == 0 and (top_k, top_p) != (None, None):
         raise ArgumentError("temperature: 0 takes the likeliest token; leave out top_k and top_p, or raise it")
     if top_k is not None and not 1 <= top_k <= vocab:

@@ -13,7 +13,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, cast, final, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,7 +29,7 @@ from depthroute.model.rotary import angles
 from depthroute.model.sublayers import Attention, Context, Mlp, Output
 from depthroute.ops import resolve
 from depthroute.residuals import AnyResidual, Depth, Fed, Residual
-from depthroute.schema import Schema
+from depthroute.schema import Schema, nearest
 from depthroute.watched import watched
 
 
@@ -70,7 +70,7 @@ class ModelConfig(Schema):
         filled = dict(raw)
         width: Any = filled.get("width")
         heads: Any = filled.get("heads")
-        if filled.get("kv_heads") is None:
+        if "heads" in filled and filled.get("kv_heads") is None:
             filled["kv_heads"] = heads
         numbers = isinstance(width, int | float) and isinstance(heads, int | float) and heads > 0
         if filled.get("head_width") is None and numbers:
@@ -135,6 +135,7 @@ class Transformer(nn.Module):
         reads: a site reads all its sources at once (`direct`), or a block's sites read the finished ones together, when
             the block before has ended (`two_phase`); `auto` is resolved here, once.
         compile: whether torch.compile makes each sublayer, with its norm, one piece. Layers share the compiled code.
+            Passes with a cache are not compiled: their shapes change with every token.
         recompute: what backward computes again instead of keeping it: nothing, each layer, or each of the residual's
             blocks.
     """
@@ -149,6 +150,9 @@ class Transformer(nn.Module):
         recompute: Recompute = "none",
     ) -> None:
         super().__init__()
+        for name, given, choices in (("reads", reads, Reads), ("recompute", recompute, Recompute)):
+            if given not in get_args(choices):
+                raise ArgumentError(f"{name}: {given!r} {nearest(given, get_args(choices))}")
         if config.vocab is None:
             raise ConfigError("model.vocab: not set; give it, or train with a tokenizer that sets it")
         self.config, self.impl = config, resolve(impl)
@@ -187,8 +191,10 @@ class Transformer(nn.Module):
             last: of how many tokens at the end to compute logits; of all unless given.
 
         Raises:
-            ArgumentError: tokens that are no ids of this model; documents that are missing, or beside a cache.
+            ArgumentError: tokens that are no ids of this model; no logit asked for; documents missing, or with a cache.
         """
+        if last is not None and last < 1:
+            raise ArgumentError(f"last: {last}; ask for the logits of at least 1 token")
         embedding = self.embedded(tokens)
         context = self.context(embedding, documents, positions, visible, cache)
         # Reads in place have no state that an observer could be shown.
@@ -225,6 +231,7 @@ class Transformer(nn.Module):
         observer: Observer | None,
     ) -> Any:
         """The state after the sublayers of these sites."""
+        compute = self.compute if context.cache is None else part
         for site in sites:
             mixed = depth.read(state, site)
             if observer is not None:
@@ -232,7 +239,7 @@ class Transformer(nn.Module):
             site_norm, sublayer = sublayers[site]
             if isinstance(mixed, Tensor) and (type(site_norm) is not nn.RMSNorm or watched(site_norm)):
                 mixed = mixed.unbind(0)
-            value, key = self.compute(site_norm, sublayer, mixed, context)
+            value, key = compute(site_norm, sublayer, mixed, context)
             if observer is not None:
                 observer.wrote(site, value)
             state = depth.write(state, site, value, key)

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depthroute.errors import ArgumentError
-from depthroute.ops import compiled, fast_attnres, fla, liger, native, reference, triton
+from depthroute.ops import compiled, fast_attnres, fla, liger, native, native_in_place, reference, triton
 from depthroute.ops.building import compiler
 from depthroute.ops.checks import check_attend, check_merge, check_output, check_source
 from depthroute.ops.reference import emitted
@@ -44,6 +44,7 @@ __all__ = [
     "merge",
     "prepared_read",
     "prepared_write",
+    "remembered",
     "resolve",
 ]
 
@@ -145,7 +146,7 @@ def prepared_read(
     check_attend(queries, keys, values, prior, None, eps, gain)
     chosen = resolve(impl, values[0].device)
     if chosen == "native":
-        read = native.PreparedRead(queries, keys, values, prior, eps=eps, gain=gain)
+        read = native_in_place.PreparedRead(queries, keys, values, prior, eps=eps, gain=gain)
     else:
         attend = torch.no_grad()(IMPLEMENTATIONS[chosen].attend)
         whole = functools.partial(attend, queries, keys, values, prior, None, eps=eps, gain=gain)
@@ -180,7 +181,7 @@ def prepared_write(
     """
     check_source(value, key)
     if resolve(impl, value.device) == "native":
-        return native.PreparedWrite(value, key, opens, eps)
+        return native_in_place.PreparedWrite(value, key, opens, eps)
     put = Tensor.copy_ if opens else Tensor.add_
 
     def write(output: Tensor, rows: Tensor | None) -> None:
@@ -191,6 +192,16 @@ def prepared_write(
             put(key, emitted(rows.to(key.dtype), eps))
 
     return write
+
+
+def remembered(tensors: Sequence[Tensor], *, impl: str = "auto") -> Callable[[], bool]:
+    """Whether these very tensors still hold what they hold now, byte for byte, whoever writes to them.
+
+    Only `native` looks: with another implementation, and for what is not contiguous, the answer is no.
+    """
+    if tensors and resolve(impl, tensors[0].device) == "native" and all(one.is_contiguous() for one in tensors):
+        return native_in_place.Remembered(tensors)
+    return lambda: False
 
 
 def logits(

@@ -44,8 +44,9 @@ def check_attend(
         if keys[0].dtype != values[0].dtype:
             raise ArgumentError(f"keys: dtype {keys[0].dtype}, but the values have {values[0].dtype}; cast one")
     check_prior(prior, len(values))
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ArgumentError(f"eps: {eps} must be finite and not negative")
+    check_eps(eps)
+    if gain is not None:
+        check_tensor("gain", gain)
     if gain is not None and tuple(gain.shape) != (rank,):
         raise ArgumentError(f"gain: shape {shape(gain)}; the queries' rank asks for [{rank}]")
     if before is not None:
@@ -65,6 +66,11 @@ def check_sequence(name: str, given: object) -> None:
         raise ArgumentError(f"{name}: one tensor of shape {shape(given)}; give a sequence, such as {name}.unbind(0)")
     if not hasattr(given, "__len__"):
         raise ArgumentError(f"{name}: a {type(given).__name__}; give a list or tuple of tensors, one a source")
+
+
+def check_eps(eps: float) -> None:
+    if not isinstance(eps, int | float) or not (math.isfinite(eps) and eps >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"eps: {eps} must be finite and not negative")
 
 
 def check_norm_eps(norm_eps: float) -> None:
@@ -89,6 +95,7 @@ def check_prior(prior: Sequence[float] | Tensor | None, sources: int) -> None:
 
 
 def check_before(before: Attended, queries: Tensor, value: Tensor) -> None:
+    check_attended("before", before)
     expected = (queries.shape[0], *value.shape)
     for name, tensor, sizes in (("mixed", before.mixed, expected), ("lse", before.lse, expected[:-1])):
         if tuple(tensor.shape) != sizes:
@@ -107,7 +114,14 @@ def check_lse(lse: Tensor) -> None:
         raise ArgumentError(f"lse: dtype {lse.dtype} is too coarse to join reads; keep it in fp32, as attend does")
 
 
+def check_attended(name: str, given: object) -> None:
+    if not isinstance(given, Attended):
+        raise ArgumentError(f"{name}: a {type(given).__name__}; give what attend returned")
+
+
 def check_merge(first: Attended, second: Attended) -> None:
+    check_attended("first", first)
+    check_attended("second", second)
     check_alike("mixed", (first.mixed, second.mixed))
     check_alike("lse", (first.lse, second.lse))
     if first.mixed.shape[:-1] != first.lse.shape:

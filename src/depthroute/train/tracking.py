@@ -98,8 +98,8 @@ class Trackers:
     def __init__(self, config: Config, run: Path, step: int, say: Callable[[str], None]) -> None:
         self._open: dict[str, Tracker] = {}
         plain = config.model_dump(mode="json")
-        for word in config.track:
-            say(f"track: {word}, which may wait for its service")
+        for word in dict.fromkeys(config.track):
+            say(f"track: starting {word}")
             softly(word, lambda word=word: self._open.update({word: TRACKERS[word](run, plain, step)}))
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from depthroute import config as configuration
 from depthroute import runs
 from depthroute.config import Config
 from depthroute.data import FileTokenizer, Tokenizer
-from depthroute.errors import RunError
+from depthroute.errors import ArgumentError, RunError
 from depthroute.model.transformer import ModelConfig, Transformer
 from depthroute.presets import PRESETS
 
@@ -37,9 +37,11 @@ def load_model(run: str | PathLike[str], device: torch.device | str = "cpu", imp
     `auto` chooses the implementation anew: the one that the run was trained with may not be available here.
 
     Raises:
+        ArgumentError: there is no such device.
         RunError: the directory is no run's, the run has not ended, or its model is damaged or of another version.
     """
     run = Path(run)
+    check_device(device)
     check_finished(run)
     weights, description = (run / runs.MODEL / name for name in runs.MODEL_FILES)
     with torch.device("meta"):
@@ -50,6 +52,13 @@ def load_model(run: str | PathLike[str], device: torch.device | str = "cpu", imp
         raise RunError(f"{weights}: was written by another version of depthroute ({unlike} is only in one of both)")
     model.load_state_dict(stored, assign=True)
     return model.eval()
+
+
+def check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch's words are several lines
+        raise ArgumentError(f"device: {device} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def check_finished(run: Path) -> None:

@@ -2,7 +2,7 @@
 
     values, keys    one tensor a source, written over by every pass; the live sum grows in place
     writes          one a sublayer, and one for the embedding, prepared once
-    reads           one a site, prepared once, and again when a parameter is another one or has changed
+    reads           one a site, prepared once, and again when a parameter is another one or has changed (`native`)
 
 Of one token, a read is a few microseconds of arithmetic. What takes long is to find out, each time, what lies where.
 """
@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depthroute.ops import prepared_write
+from depthroute.ops import prepared_write, remembered
 from depthroute.residuals import Depth, Fed, attnres
-from depthroute.residuals.attnres.routes import Read
+from depthroute.residuals.attnres.routes import KINDS, Read
 from depthroute.watched import hooked_everywhere, watched
 
 EMBEDDING = -1
 """In place of the site whose sublayer gave the output."""
 
-TABLES = ("_forward_hooks", "_forward_pre_hooks", "_modules", "_parameters")
+TABLES = ("_forward_hooks", "_forward_pre_hooks", "_modules", "_buffers", "_parameters")
 """Of a module's: who hooks it, what it holds, and the parameters last."""
 
 
@@ -47,35 +47,32 @@ class InPlace(Depth[tuple[()]]):
         self.watched: set[int] = set()
         self.tables: list[dict[str, Any]] = []
         self.parameters: list[nn.Parameter] = []
-        self.marks: list[int] = []
+        self.marks: list[Any] = []
+        self.unchanged: Callable[[], bool] = lambda: False
 
     def look(self) -> None:
         """Forget prepared reads, and note which are watched, if a read, its hooks or a parameter is another or changed.
 
-        As torch counts changes: not those of parameters made in inference mode, nor those that `.data` hides.
+        What changes after a pass has begun, the next one sees.
         """
         self.everywhere = hooked_everywhere()
-        if self.found() == self.marks:
+        if self.found() == self.marks and self.unchanged():
             return
         self.reads.clear()
-        sites = list(self.residual.reads.values())
-        self.sites = dict(enumerate(cast("list[Read]", sites), start=1))
-        self.watched = {site for site, read in enumerate(sites, start=1) if watched(read)}
-        self.tables = [*map(vars, sites), *(vars(read)[name] for name in TABLES for read in sites)]
+        sites = {int(name): read for name, read in self.residual.reads.items()}
+        self.sites = cast("dict[int, Read]", sites)
+        self.watched = {site for site, read in sites.items() if not plain(read)}
+        self.tables = [*map(vars, sites.values()), *(vars(read)[name] for name in TABLES for read in sites.values())]
         self.marks = self.found()
-        self.alive = [one.data for one in self.parameters]  # as long as their addresses are known by
+        self.unchanged = remembered(self.parameters, impl=self.residual.impl)
 
-    def found(self) -> list[int]:
-        """What differs where something has changed.
-
-        Every token fetches these things from afar: touch few, for most of a microsecond each.
-        """
-        reads, sizes = map(id, self.residual.reads.values()), map(len, self.tables)
-        self.parameters = [
-            one for table in self.tables[-len(self.sites) :] for one in table.values() if one is not None
-        ]
-        ids, places = map(id, self.parameters), map(Tensor.data_ptr, self.parameters)
-        return [*reads, *sizes, *ids, *map(version, self.parameters), *places]
+    def found(self) -> list[Any]:
+        """What differs where something is another. Every token fetches it from afar: touch little."""
+        reads, sites = self.residual.reads.values(), len(self.sites)
+        own, parameters = self.tables[:sites], self.tables[len(self.tables) - sites :]
+        self.parameters = [one for table in parameters for one in table.values() if one is not None]
+        ids = [*map(id, reads), *map(type, reads), *map(id, self.parameters), *map(Tensor.data_ptr, self.parameters)]
+        return [*ids, *map(len, self.tables), *((one.get("eps"), one.get("impl")) for one in own)]
 
     def writer(self, site: int) -> Callable[[Tensor, Tensor | None], None]:
         residual, newest = self.residual, self.newest[site + 1]
@@ -128,5 +125,8 @@ def place(like: Float[Tensor, "*token width"], coordinates: int) -> Tensor:
     return like.new_empty((*like.shape[:-1], coordinates))
 
 
-def version(one: nn.Parameter) -> int:
-    return 0 if one.is_inference() else one._version  # pyright: ignore[reportPrivateUsage]
+def plain(read: nn.Module) -> bool:
+    """Whether it reads as its class does, by its parameters and nothing else."""
+    own = vars(read)
+    strange = (hasattr(type(read), name) or isinstance(value, Tensor) for name, value in own.items())
+    return type(read) in KINDS and not (watched(read) or own["_buffers"] or any(strange))

@@ -170,6 +170,8 @@ AT_ATTENTION: dict[Route, type[Read]] = {
     "temperature": Temperature,
 }
 
+KINDS = frozenset({*AT_ATTENTION.values(), PlaceboMlp})
+
 
 def read_class(routes: Route, site: int, layers: int) -> type[Read]:
     """The read at site 1 .. 2 * layers: even sites feed an attention, odd ones an MLP, the last one the final norm."""
