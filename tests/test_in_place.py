@@ -261,7 +261,7 @@ def test_a_prepared_read_follows_what_its_sources_hold(impl, own_keys):
     queries, gain, *sources = leaves((2, 7), (7,), *[(2, 3, 7)] * (3 if own_keys else 0), *[(2, 3, 20)] * 3)
     keys, values = sources[:-3] or None, sources[-3:]
     reads = {"prior": [0.0, -1.0, 0.5], "eps": EPS, "gain": gain, "impl": impl}
-    read = ops.prepared_read(queries, keys, values, **reads)
+    read = ops.prepared_read(lambda: queries, keys, values, **reads)
     for _ in range(3):
         found = read()
         assert torch.equal(found, ops.attend(queries, keys, values, **reads).mixed)
@@ -273,9 +273,9 @@ def test_a_prepared_read_follows_what_its_sources_hold(impl, own_keys):
 
 def test_a_prepared_read_refuses_sources_that_it_would_have_to_copy():
     with pytest.raises(ArgumentError, match=r"contiguous; call \.contiguous"):
-        ops.prepared_read(torch.ones(1, 4), None, [torch.ones(4, 6).T], eps=1e-6, impl="native")
+        ops.prepared_read(lambda: torch.ones(1, 4), None, [torch.ones(4, 6).T], eps=1e-6, impl="native")
     with pytest.raises(ArgumentError, match="values: there is no source"):
-        ops.prepared_read(torch.ones(1, 4), None, [], eps=1e-6)
+        ops.prepared_read(lambda: torch.ones(1, 4), None, [], eps=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES], ids=str)

@@ -57,6 +57,11 @@ def through_numpy(model):
         parameter.detach().numpy()[:] *= 2
 
 
+def strided(model):
+    for parameter in model.residual.reads.parameters():
+        parameter.data = torch.stack([parameter.data, parameter.data], dim=-1)[:, 0]
+
+
 def as_buffers(model):
     for read in model.residual.reads.values():
         for name in list(read.learned):
@@ -180,6 +185,7 @@ def found(mode, changes, model=None):
         [other_data],
         [fused_step],
         [through_numpy],
+        [strided, through_numpy],
         [as_buffers, buffers],
         [as_attributes, attributes],
         [another_class],
@@ -200,12 +206,16 @@ def found(mode, changes, model=None):
     ],
     ids=lambda changes: " then ".join(change.__name__ for change in changes),
 )
-def test_the_next_token_is_read_with_what_has_changed(changes):
-    expected = found(torch.enable_grad, changes)
-    assert not torch.equal(expected, found(torch.enable_grad, []))
+@pytest.mark.parametrize("impl", ["reference", "native"])
+def test_the_next_token_is_read_with_what_has_changed(changes, impl):
+    def changed(mode, changes):
+        return found(mode, changes, networks.moved(SUBSET, computed={"impl": impl}))
+
+    expected = changed(torch.enable_grad, changes)
+    assert not torch.equal(expected, changed(torch.enable_grad, []))
     for mode in (torch.no_grad, torch.inference_mode):
         if mode is torch.no_grad or through_half not in changes:
-            assert torch.equal(found(mode, changes), expected)
+            assert torch.equal(changed(mode, changes), expected)
 
 
 def test_data_that_come_to_lie_where_others_lay_are_read():

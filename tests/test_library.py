@@ -6,7 +6,7 @@ import training
 import yaml
 
 import depthroute as dr
-from depthroute import config
+from depthroute import config, runs
 from depthroute.train.loop import train
 
 SHAPE = {"vocab": 11, "width": 16, "layers": 2, "heads": 2, "hidden": 24}
@@ -91,4 +91,8 @@ def test_paths_may_be_text(tmp_path):
     train(config.load(str(tmp_path / "run.yaml")), str(tmp_path / "run"), str(tmp_path / "data"))
     model, tokenizer = dr.load(str(tmp_path / "run"), "cpu")
     assert model.config.vocab == tokenizer.vocab
+    runs.check_run(str(tmp_path / "run"))
+    assert runs.finished(str(tmp_path / "run"))
+    assert runs.metrics(str(tmp_path / "run"))[-1]["model"] == runs.model_sums(tmp_path / "run")
+    assert runs.manifest(str(tmp_path / "run"))["vocab"] == tokenizer.vocab
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["tokens"] == training.STEPS * 64

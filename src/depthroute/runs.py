@@ -129,9 +129,9 @@ def started(run: Path) -> bool:
     return any((run / name).exists() for name in (CONFIG, MANIFEST, METRICS, CHECKPOINTS, MODEL))
 
 
-def manifest(run: Path) -> dict[str, Any]:
+def manifest(run: str | os.PathLike[str]) -> dict[str, Any]:
     """The parsed manifest.json of a run."""
-    path = run / MANIFEST
+    path = Path(run) / MANIFEST
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -143,8 +143,9 @@ def manifest(run: Path) -> dict[str, Any]:
     return content
 
 
-def check_run(path: Path) -> None:
+def check_run(path: str | os.PathLike[str]) -> None:
     """RunError unless `path` is a run directory, whether its training has ended or not."""
+    path = Path(path)
     if (path / "prereg.json").is_file():
         raise RunError(f"{path}: is a study; name one of its runs, such as {path}/runs/ARM/SEED")
     if path.is_file():
@@ -154,9 +155,9 @@ def check_run(path: Path) -> None:
     manifest(path)
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
+def metrics(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Every event of metrics.jsonl in order. A last line without its end is still being written, and is left out."""
-    path = run / METRICS
+    path = Path(run) / METRICS
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -170,8 +171,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return events
 
 
-def finished(run: Path) -> bool:
+def finished(run: str | os.PathLike[str]) -> bool:
     """Whether training ended: the last event is `end`, and the model that it vouches for lies in model/."""
+    run = Path(run)
     if not (run / METRICS).exists() or not all((run / MODEL / name).is_file() for name in MODEL_FILES):
         return False
     events = metrics(run)

@@ -15,7 +15,6 @@ and adapters to others' kernels, which refuse by name what those do not cover: f
 Only this package names implementations.
 """
 
-import functools
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -129,7 +128,7 @@ def attend(
 
 
 def prepared_read(
-    queries: Float[Tensor, "query rank"],
+    queries: Callable[[], Float[Tensor, "query rank"]],
     keys: Sequence[Float[Tensor, "*token rank"]] | None,
     values: Sequence[Float[Tensor, "*token width"]],
     prior: Sequence[float] | None = None,
@@ -140,19 +139,19 @@ def prepared_read(
 ) -> Callable[[], Float[Tensor, "query *token width"]]:
     """The mixtures of these very keys and values, to be read again whenever what they hold has changed.
 
-    Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients, and queries and gain
-    must stay as they are.
+    Arguments, and errors, as `attend`, once for all reads. For inference: there are no gradients. `native` asks for the
+    queries once: prepare again when they, or the gain, have changed; see `remembered`.
     """
-    check_attend(queries, keys, values, prior, None, eps, gain)
+    check_attend(queries(), keys, values, prior, None, eps, gain)
     chosen = resolve(impl, values[0].device)
     if chosen == "native":
-        read = native_in_place.PreparedRead(queries, keys, values, prior, eps=eps, gain=gain)
+        read = native_in_place.PreparedRead(queries(), keys, values, prior, eps=eps, gain=gain)
     else:
-        attend = torch.no_grad()(IMPLEMENTATIONS[chosen].attend)
-        whole = functools.partial(attend, queries, keys, values, prior, None, eps=eps, gain=gain)
+        attend = IMPLEMENTATIONS[chosen].attend
 
+        @torch.no_grad()
         def read() -> Tensor:
-            return whole().mixed
+            return attend(queries(), keys, values, prior, None, eps=eps, gain=gain).mixed
 
     def take() -> Tensor:
         calls[chosen] += 1
@@ -195,13 +194,15 @@ def prepared_write(
 
 
 def remembered(tensors: Sequence[Tensor], *, impl: str = "auto") -> Callable[[], bool]:
-    """Whether these very tensors still hold what they hold now, byte for byte, whoever writes to them.
+    """Whether reads that were prepared from these tensors are still theirs, byte for byte, whoever writes to them.
 
-    Only `native` looks: with another implementation, and for what is not contiguous, the answer is no.
+    Only `native` keeps what could become old. What is not contiguous it does not compare: the answer is then no.
     """
-    if tensors and resolve(impl, tensors[0].device) == "native" and all(one.is_contiguous() for one in tensors):
-        return native_in_place.Remembered(tensors)
-    return lambda: False
+    if not tensors or resolve(impl, tensors[0].device) != "native":
+        return lambda: True
+    if not all(one.is_contiguous() for one in tensors):
+        return lambda: False
+    return native_in_place.Remembered(tensors)
 
 
 def logits(

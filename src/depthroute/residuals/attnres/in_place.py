@@ -2,7 +2,7 @@
 
     values, keys    one tensor a source, written over by every pass; the live sum grows in place
     writes          one a sublayer, and one for the embedding, prepared once
-    reads           one a site, prepared once, and again when a parameter is another one or has changed (`native`)
+    reads           one a site, prepared once, and again when a parameter is another one or has changed
 
 Of one token, a read is a few microseconds of arithmetic. What takes long is to find out, each time, what lies where.
 """

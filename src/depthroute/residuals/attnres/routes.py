@@ -71,8 +71,8 @@ class Read(nn.Module, ABC):
         values: Sequence[Float[Tensor, "*token width"]],
         prior: Sequence[float] | None,
     ) -> Callable[[], Float[Tensor, "fed *token width"]]:
-        """What the sublayer is fed of these very tensors, again and again, as one; with the queries of now."""
-        return prepared_read(self.queries(), keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
+        """What the sublayer is fed of these very tensors, again and again, as one; see `ops.prepared_read`."""
+        return prepared_read(self.queries, keys, values, prior, eps=self.eps, gain=self.gain, impl=self.impl)
 
     def reset_parameters(self) -> None:
         for name, parameter in self.named_parameters():
