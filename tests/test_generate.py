@@ -78,6 +78,7 @@ def test_draws_follow_the_cut_distribution():
         ([2**70], 1, GREEDY, "prompt: .*; give token ids"),
         (PROMPT, 1.5, GREEDY, "tokens: 1.5; give a whole number"),
         (PROMPT, 1, 0.8, r"sampling: 0.8; give a Sampling"),
+        (PROMPT, 1, 0, r"sampling: 0; give a Sampling"),
         (PROMPT, 1, Sampling(1.0, 1.5), "top_k: 1.5; give a whole number"),
         (PROMPT, 1, Sampling("1"), "temperature: '1'; give a number"),
         (PROMPT, 1, Sampling(1e-45), "temperature: 1e-45; give 0 for the likeliest token, or a number from 1e-05"),

@@ -7,10 +7,7 @@ import networks
 import pytest
 import torch
 from networks import attnres
-from torch.testing._internal.two_tensor import TwoTensor
 
-from depthroute import ops
-from depthroute.errors import ArgumentError
 from depthroute.model.cache import KeyValueCache
 from depthroute.residuals.attnres.routes import Shared
 
@@ -115,6 +112,11 @@ def other_eps(model):
     model.residual.reads["3"].eps = 0.5
 
 
+def other_impl(model):
+    read = model.residual.reads["3"]
+    read.impl = "native" if read.impl == "reference" else "reference"
+
+
 def own_feed(model):
     model.residual.reads["3"].feed = lambda mixed: (2 * mixed[0],)
 
@@ -192,6 +194,7 @@ def found(mode, changes, model=None):
         [one_of_ones_own],
         [other_order, fused_step],
         [other_eps],
+        [other_impl, fused_step],
         [own_feed],
         [through_half],
         [wrapped],
@@ -279,6 +282,30 @@ def test_mixtures_of_one_read_are_normed_at_once(monkeypatch):
     assert shapes == [(batch, *one), (1, batch, *one), *later]
 
 
+def test_a_read_whose_parameters_are_elsewhere_until_it_is_called_is_read():
+    def tokens(mode):
+        model = networks.moved(SUBSET)
+        read = model.residual.reads["3"]
+        kept, names = {name: one.detach().clone() for name, one in read.named_parameters()}, list(read._parameters)
+
+        def bring(module, given):
+            for name in names:
+                setattr(module, name, torch.nn.Parameter(kept[name]))
+
+        def take_away(module, given, out):
+            for name in names:
+                setattr(module, name, torch.nn.Parameter(kept[name].to("meta")))
+
+        read.register_forward_pre_hook(bring)
+        read.register_forward_hook(take_away)
+        take_away(read, None, None)
+        return found(mode, [], model)
+
+    expected = found(torch.enable_grad, [])
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert torch.equal(tokens(mode), expected)
+
+
 def test_a_cache_that_a_hook_of_its_model_holds_goes_with_them():
     class Session:
         def __init__(self):
@@ -295,42 +322,3 @@ def test_a_cache_that_a_hook_of_its_model_holds_goes_with_them():
     del session
     gc.collect()
     assert cache() is None
-
-
-@pytest.mark.parametrize("impl", ["reference", "native"])
-def test_an_output_is_rounded_before_it_is_added(impl):
-    value, output = torch.full((1, 4), 256.0, dtype=torch.bfloat16), torch.full((1, 4), 1.0 + 2**-9)
-    expected = value + output.bfloat16()
-    ops.prepared_write(value, None, opens=False, eps=1e-6, impl=impl)(output, None)
-    assert torch.equal(value, expected)
-
-
-def test_what_has_no_memory_is_not_read_and_not_written():
-    double = TwoTensor(torch.ones(2, 4), torch.ones(2, 4))
-    with pytest.raises(ArgumentError, match="a TwoTensor has none; choose another"):
-        ops.prepared_write(torch.zeros(2, 4), None, opens=True, eps=1e-6, impl="native")(double, None)
-    with pytest.raises(ArgumentError, match="a TwoTensor has none; choose another"):
-        ops.attend(torch.ones(1, 4), None, [double], eps=1e-6, impl="native")
-
-
-@pytest.mark.usefixtures("as_a_user")
-@pytest.mark.parametrize("impl", ["reference", "native"])
-def test_a_source_that_cannot_be_written_to_is_an_error(impl):
-    def prepare(value, key=None):
-        return ops.prepared_write(value, key, opens=True, eps=1e-6, impl=impl)
-
-    for value in (torch.zeros(4, 6).T, torch.zeros(4, 8)[:, :4], torch.zeros(1, 4).expand(3, 4)):
-        with pytest.raises(ArgumentError, match=r"value: must be contiguous"):
-            prepare(value)
-    for key in (torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.float64)):
-        with pytest.raises(ArgumentError, match="key: does not lie beside the value"):
-            prepare(torch.zeros(2, 4), key)
-    with pytest.raises(ArgumentError, match=r"output: \[1, 4\] on cpu does not fit"):
-        prepare(torch.zeros(2, 4))(torch.ones(1, 4), None)
-    with pytest.raises(ArgumentError, match="key: the source has one"):
-        prepare(torch.zeros(2, 4), torch.zeros(2, 2))(torch.ones(2, 4), None)
-
-
-def test_native_says_where_and_what_it_can_write():
-    with pytest.raises(ArgumentError, match="'native' reads on a CPU, and the values are on meta"):
-        ops.prepared_write(torch.zeros(2, 4, device="meta"), None, opens=True, eps=1e-6, impl="native")

@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast, final
+from unittest.mock import patch
 
 import torch
 
@@ -24,10 +25,6 @@ try:
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 except ImportError:
     raise ConfigError("--tasks needs lm-evaluation-harness: pip install 'depthroute[eval]'") from None
-
-# What machine and folder this is, our own records tell. The harness would ask programs anew for every run, more than a
-# second each time, and git answers on the terminal where there is no repository.
-harness.add_env_info = harness.get_git_commit_hash = lambda *_: None
 
 NEW_TOKENS = 256
 """At most so many are generated where a task names no number, as the harness's own models do."""
@@ -131,14 +128,17 @@ class Tasks(Evaluator):
     def evaluate(self, trained: Trained, progress: Progress) -> dict[str, Any]:
         model = HarnessModel(trained)
         progress(", ".join(self.names), 0)
-        answer = harness.simple_evaluate(
-            model,
-            tasks=[str(Path(name).absolute()) if is_file(name) else name for name in self.names],
-            num_fewshot=self.shots,
-            limit=self.limit,
-            task_manager=self.manager,
-            log_samples=False,
-        )
+        # What machine and folder this is, our own records tell. The harness would ask programs anew for every run, more
+        # than a second each time, and git answers on the terminal where there is no repository.
+        with patch.multiple(harness, add_env_info=nothing, get_git_commit_hash=nothing):
+            answer = harness.simple_evaluate(
+                model,
+                tasks=[str(Path(name).absolute()) if is_file(name) else name for name in self.names],
+                num_fewshot=self.shots,
+                limit=self.limit,
+                task_manager=self.manager,
+                log_samples=False,
+            )
         assert answer is not None  # only other ranks of a distributed evaluation get none
         results: dict[str, dict[str, Any]] = cast(Any, answer)["results"]
         return {"tasks": {name: numbers(entry) for name, entry in results.items()}, "truncated": model.truncated}
@@ -159,6 +159,9 @@ class Tasks(Evaluator):
             for task, entry in found["tasks"].items()
             for metric, value in entry.items()
         }
+
+
+def nothing(*_: object) -> None: ...
 
 
 def is_file(name: str) -> bool:

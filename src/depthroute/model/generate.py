@@ -46,7 +46,7 @@ def generate(
         ArgumentError: an empty prompt, ids that the model does not know, no token asked for, or choices out of range.
     """
     known = model.embed_tokens.num_embeddings
-    vocab, sampling = known if vocab is None else vocab, sampling or Sampling()
+    vocab, sampling = known if vocab is None else vocab, Sampling() if sampling is None else sampling
     try:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError):  # whatever torch says of what is no row of numbers

@@ -196,11 +196,12 @@ def prepared_write(
 def remembered(tensors: Sequence[Tensor], *, impl: str = "auto") -> Callable[[], bool]:
     """Whether reads that were prepared from these tensors are still theirs, byte for byte, whoever writes to them.
 
-    Only `native` keeps what could become old. What is not contiguous it does not compare: the answer is then no.
+    Only `native` keeps what could become old. What is not contiguous, or not in the processor's memory (as parameters
+    that were moved away for a while), it does not compare: the answer is then no.
     """
-    if not tensors or resolve(impl, tensors[0].device) != "native":
+    if resolve(impl) != "native":
         return lambda: True
-    if not all(one.is_contiguous() for one in tensors):
+    if not all(one.is_cpu and one.is_contiguous() and one.data_ptr() for one in tensors):
         return lambda: False
     return native_in_place.Remembered(tensors)
 

@@ -111,12 +111,12 @@ class Residual(nn.Module, Depth[State], ABC):
     key_rank: int
     """Rows that each sublayer's output projection computes beside its value: the rank of emitted keys, 0 for none."""
 
+    opens: frozenset[int]
+    """The sites at which a block begins: where a model may be cut into parts that are computed again in backward."""
+
     @abstractmethod
     def read(self, state: State, site: int) -> tuple[Float[Tensor, "*token width"], ...]:
         """What the site is fed, apart."""
-
-    opens: frozenset[int]
-    """The sites at which a block begins: where a model may be cut into parts that are computed again in backward."""
 
     def in_place(self, embedding: Float[Tensor, "*token width"]) -> Depth[Any]:
         """The same reads and writes, without gradients, for many passes over tokens shaped like these.

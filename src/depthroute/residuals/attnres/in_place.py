@@ -61,7 +61,7 @@ class InPlace(Depth[tuple[()]]):
         self.reads.clear()
         sites = {int(name): read for name, read in self.residual.reads.items()}
         self.sites = cast("dict[int, Read]", sites)
-        self.watched = {site for site, read in sites.items() if not plain(read)}
+        self.watched = {site for site, read in sites.items() if not plain(read, self.residual.impl)}
         self.tables = [*map(vars, sites.values()), *(vars(read)[name] for name in TABLES for read in sites.values())]
         self.marks = self.found()
         self.unchanged = remembered(self.parameters, impl=self.residual.impl)
@@ -70,6 +70,7 @@ class InPlace(Depth[tuple[()]]):
         """What differs where something is another. Every token fetches it from afar: touch little."""
         reads, sites = self.residual.reads.values(), len(self.sites)
         own, parameters = self.tables[:sites], self.tables[len(self.tables) - sites :]
+        # Held, so that no other gets the id of one that is gone.
         self.parameters = [one for table in parameters for one in table.values() if one is not None]
         ids = [*map(id, reads), *map(type, reads), *map(id, self.parameters), *map(Tensor.data_ptr, self.parameters)]
         return [*ids, *map(len, self.tables), *((one.get("eps"), one.get("impl")) for one in own)]
@@ -125,8 +126,8 @@ def place(like: Float[Tensor, "*token width"], coordinates: int) -> Tensor:
     return like.new_empty((*like.shape[:-1], coordinates))
 
 
-def plain(read: nn.Module) -> bool:
-    """Whether it reads as its class does, by its parameters and nothing else."""
+def plain(read: nn.Module, impl: str) -> bool:
+    """Whether it reads as its class does, by its parameters and nothing else, with this implementation."""
     own = vars(read)
     strange = (hasattr(type(read), name) or isinstance(value, Tensor) for name, value in own.items())
-    return type(read) in KINDS and not (watched(read) or own["_buffers"] or any(strange))
+    return type(read) in KINDS and own["impl"] == impl and not (watched(read) or own["_buffers"] or any(strange))
