@@ -1,4 +1,4 @@
-"""Writes that are prepared once, and tensors that are compared with what they held: what is refused, and what rounded."""
+"""Prepared writes, and tensors that are compared with what they held: what is refused, and what is rounded."""
 
 import pytest
 import torch
